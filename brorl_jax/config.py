@@ -1,0 +1,245 @@
+"""Every field of an experiment: its default, unit, meaning and where the value comes from.
+
+Tags: [P] BroRL paper (arXiv 2510.01180), [V1] ProRL paper (2505.24864), [V2] ProRL v2 post, [NR] NeMo RL's ProRL v2
+recipe, [OR] OpenRLHF's ProRL v2 script, [TIS] truncated importance sampling (Yao et al. 2025); "ours" where nobody
+published a value. A config file calls ``default()``, changes what it needs and returns it from ``get_config()``;
+``main.py`` applies command-line overrides and calls ``validate`` before anything is loaded. Imports no jax, so that
+a wrong config fails at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from ml_collections import ConfigDict, FrozenConfigDict
+
+ENGINES = ("local",)
+ADVANTAGES = ("reinforce_pp_baseline", "grpo", "dr_grpo", "rloo")
+LOSSES = ("ppo_clip", "gspo", "cispo", "reinforce")
+KL_ESTIMATORS = ("k1", "k2", "k3")
+MISMATCH_KINDS = ("none", "tis", "mask", "sequence_mask")
+AGGREGATIONS = ("token", "sequence", "constant")
+NORMALISERS = ("token", "sequence", "none")
+LR_RULES = ("constant", "sqrt", "linear")
+FAMILIES = ("qwen2", "qwen3", "llama")
+DTYPES = ("float32", "bfloat16")
+REMAT = ("none", "full", "dots")
+ANSWER_FORMATS = ("boxed", "tag", "hash", "last_line", "whole")
+VERIFIERS = ("reasoning_gym", "exact", "numeric")
+
+# Keys every data source has, then those of its kind. The default's type is the type of the field.
+SOURCE_KEYS: dict[str, Any] = {
+    "kind": "",  # one of SOURCE_KINDS
+    "verifier": "",  # registered name, see brorl_jax.rewards
+    "answer_format": "boxed",  # where the answer stands in a response, one of ANSWER_FORMATS
+    "weight": 1.0,  # share of the mix, relative to the other sources of the same stage
+    "size": 0,  # prompts to use, counted from the first; 0 = all (reasoning_gym, which never ends, needs a number)
+    "seed": 0,  # of the generator (reasoning_gym); files are read in their own order and shuffled by `seed`
+    "prompt": "{question}",  # user message; {question} is replaced
+}
+SOURCE_KINDS: dict[str, dict[str, Any]] = {
+    "reasoning_gym": {"task": "", "params": {}},  # registered task and its parameters
+    "jsonl": {"path": "", "question": "question", "answer": "answer", "gold": ""},  # file, its fields
+    "huggingface": {  # hub dataset, split, commit or tag, its fields
+        "path": "",
+        "split": "train",
+        "revision": "",
+        "question": "question",
+        "answer": "answer",
+        "gold": "",
+    },
+}
+
+
+class ConfigError(ValueError):
+    """A config that cannot run: one line naming the field, its value and what to do."""
+
+
+def source(kind: str, **fields: Any) -> ConfigDict:
+    """A data source of one kind with every key present, so that each can be overridden on the command line."""
+    known = {**SOURCE_KEYS, **SOURCE_KINDS.get(kind, {}), "kind": kind}
+    if kind == "reasoning_gym" and "verifier" not in fields:
+        fields["verifier"] = "reasoning_gym"
+    return ConfigDict({**known, **fields})
+
+
+def default() -> ConfigDict:
+    """Every field with its default. Locked: only ``data.{train,eval,warmup}`` take new (source) names."""
+    config = ConfigDict()
+    config.name = "brorl"  # of the run, for logs and the report
+    config.seed = 0  # parameters, data order, sampling: everything random is derived from it
+
+    config.model = ConfigDict()
+    config.model.path = ""  # directory or hub id; empty: build model.new and train its tokenizer
+    config.model.revision = ""  # hub branch, tag or commit; empty: the hub's default
+    config.model.compute_dtype = "float32"  # of activations and matrix products; ours: float32 is the fast one on CPU
+    config.model.param_dtype = "float32"  # of stored parameters and optimiser moments; ours
+    config.model.remat = "none"  # what the backward pass recomputes: none, full (each layer), dots (keep products)
+    config.model.new = ConfigDict()  # architecture built when model.path is empty; ours, sized for two CPU cores
+    config.model.new.family = "qwen3"
+    config.model.new.hidden = 128  # width D
+    config.model.new.layers = 3
+    config.model.new.heads = 4  # query heads
+    config.model.new.kv_heads = 2  # key/value heads, divides heads
+    config.model.new.head_dim = 32  # even (rotary halves)
+    config.model.new.ffn = 384  # width of the gated MLP
+    config.model.new.vocab_size = 512  # of the tokenizer that is trained with it
+
+    config.data = ConfigDict()
+    config.data.train = ConfigDict()  # named sources of RL prompts
+    config.data.eval = ConfigDict()  # named sources, held out
+    config.data.warmup = ConfigDict()  # named sources of (question, answer) pairs for the supervised warm start
+    config.data.system_prompt = ""  # system message; empty: none
+    config.data.max_prompt_tokens = 256  # tokens; longer prompts are dropped and counted at load (P40)
+
+    config.rollout = ConfigDict()
+    config.rollout.engine = "local"
+    config.rollout.prompts_per_step = 128  # groups trained per step, after filtering; [P]
+    config.rollout.n = 512  # rollouts per prompt N; [P]
+    config.rollout.temperature = 1.0  # ours ([V1] 1.2, [P] unpublished)
+    config.rollout.top_p = 1.0  # training needs the full distribution (P22)
+    config.rollout.top_k = 0  # 0 = all; training needs 0
+    config.rollout.min_p = 0.0  # training needs 0
+    config.rollout.max_tokens = 256  # tokens of a response, stop token included
+    config.rollout.stop_ids = ()  # token ids that end a response, beside the model's own
+    config.rollout.local = ConfigDict()
+    config.rollout.local.rows = 64  # responses decoded together; ours
+    config.rollout.local.chunk = 16  # tokens decoded between two checks for finished rows; ours
+
+    config.filter = ConfigDict()
+    config.filter.dynamic = True  # drop groups whose raw rewards are all equal and ask for more; [P][V2]
+    config.filter.max_generation_batches = 10  # rounds of generation per step before training on what is there; [NR]
+    config.filter.min_valid = 0.5  # least share of a group's N samples with a reward for it to be trained; ours
+
+    config.algo = ConfigDict()
+    config.algo.advantage = "reinforce_pp_baseline"  # [P][V2]
+    config.algo.normalise = "token"  # batch mean and deviation over trained tokens ([NR][OR]), sequences, or none
+    config.algo.advantage_clip = 0.0  # |advantage| <= this; 0 = off; ours
+    config.algo.loss = "ppo_clip"  # [P][V2]
+    config.algo.eps_low = 0.2  # ratio >= 1 - eps_low; [V2]
+    config.algo.eps_high = 0.28  # ratio <= 1 + eps_high (clip-higher); [V2]; [NR][OR] 0.27
+    config.algo.dual_clip = 0.0  # cap c > 1 of the ratio where the advantage is negative; 0 = off; ours
+    config.algo.aggregation = "token"  # sum over tokens / all tokens; [NR][OR]
+    config.algo.updates_per_step = 4  # mini-batches, by prompts, one epoch; [V1]
+    config.algo.kl = ConfigDict()
+    config.algo.kl.estimator = "k2"  # (log ratio)^2 / 2 in the loss; [V2]
+    config.algo.kl.coef = 1e-4  # beta; 0 = no reference policy at all; [NR][OR]
+    config.algo.kl.clamp = 10.0  # nats, |log ratio| <= clamp; [V2]
+    config.algo.mismatch = ConfigDict()
+    config.algo.mismatch.kind = "tis"  # correction for engine/trainer differences; [P]
+    config.algo.mismatch.low = 0.0  # weight below it: tis raises to it, masks drop the token or sequence
+    config.algo.mismatch.high = 2.0  # weight above it: tis cuts to it, masks drop; [TIS]; [NR] mask [0.5, 5.0]
+    config.algo.mismatch.stop_above = 0.0  # nats, mean |logp difference| that stops the run; 0 = never; ours
+    config.algo.reference = ConfigDict()
+    config.algo.reference.every = 0  # steps between resets of the reference policy to the policy; 0 = never
+    config.algo.reference.kl_spike = (
+        0.0  # nats of policy/kl_ref that trigger a reset; 0 = off; [V2] names the rule only
+    )
+    config.algo.reference.stall = 0  # evaluations without a new best that trigger a reset; 0 = off; [V2], rule only
+    config.algo.reference.reset_optimiser = False  # also forget the optimiser's moments; [V2] keeps, [V1] resets
+
+    config.shaping = ConfigDict()  # of the rewards that make advantages; filtering uses the raw ones (P17)
+    config.shaping.stop_properly = 1.0  # factor on the reward of truncated samples; 1 = off, 0 = none; [NR] 0
+    config.shaping.overlong_buffer = 0  # tokens before max_tokens over which the penalty grows; 0 = off; [OR] 6144
+    config.shaping.overlong_penalty = 0.0  # reward taken off at max_tokens, linear over the buffer
+    config.shaping.cosine_coef = 0.0  # lambda of the cosine length reward; 0 = off; [V2] unpublished value
+    config.shaping.cosine_min = 0.0  # length reward at max_tokens
+    config.shaping.cosine_max = 1.0  # length reward at length 0
+    config.shaping.cosine_on = 100  # steps with the length reward, then; [V2]
+    config.shaping.cosine_off = 500  # steps without, in turn; [V2]
+
+    config.optim = ConfigDict()
+    config.optim.lr = 1e-6  # at base_samples samples per step; [OR]
+    config.optim.base_samples = 8192  # samples per step that `lr` belongs to: 512 prompts x 16; [P]
+    config.optim.lr_rule = "sqrt"  # lr * (samples per step / base_samples)^(1/2); [P]
+    config.optim.warmup_steps = 0  # updates over which the rate rises linearly from 0; ours
+    config.optim.b1 = 0.9  # AdamW; ours (usual)
+    config.optim.b2 = 0.999
+    config.optim.eps = 1e-8
+    config.optim.weight_decay = 0.0  # decoupled, on matrices only; ours
+    config.optim.clip_norm = 1.0  # of the global gradient; 0 = off; ours (usual)
+
+    config.batch = ConfigDict()  # shape [slots, rows, row_tokens] of a micro-batch, see types.Batch
+    config.batch.slots = 1  # prompts whose responses share a micro-batch
+    config.batch.rows = 16  # packed rows per slot
+    config.batch.row_tokens = 256  # tokens of a row
+
+    config.train = ConfigDict()
+    config.train.steps = 100  # steps of the loop
+
+    config.warmup = ConfigDict()  # supervised warm start before RL
+    config.warmup.steps = 0  # updates; 0 = no warm start
+    config.warmup.batch = 256  # examples per update
+    config.warmup.lr = 1e-3  # peak
+
+    config.eval = ConfigDict()
+    config.eval.every = 0  # steps; 0 = never during training
+    config.eval.samples = 16  # responses per prompt; [P]
+    config.eval.temperature = 0.6  # [P]; 0 = greedy
+    config.eval.top_p = 0.95  # [P]
+    config.eval.max_prompts = 0  # per source; 0 = all
+    config.eval.before_training = True  # measure the start, too
+
+    config.checkpoint = ConfigDict()
+    config.checkpoint.every = 10  # steps; 0 = only at the end and on SIGTERM
+    config.checkpoint.keep = 2  # last ones kept, beside the best by evaluation
+
+    config.log = ConfigDict()
+    config.log.rollouts = True  # write every sample to workdir/rollouts
+    config.log.tensorboard = True
+    config.log.wandb_project = ""  # empty: no Weights & Biases
+    config.log.every = 1  # steps between two lines on the terminal
+
+    config.mesh = ConfigDict()  # devices = data * fsdp * tensor
+    config.mesh.data = 1  # replicas
+    config.mesh.fsdp = 1  # shards of parameters and optimiser state; batches are split over data * fsdp
+    config.mesh.tensor = 1  # shards of each matrix product
+
+    config.lock()
+    for stage in ("train", "eval", "warmup"):
+        config.data[stage].unlock()
+    return config
+
+
+def derived(config: ConfigDict) -> dict[str, Any]:
+    """Figures that follow from the fields: samples and updates per step, the scaled learning rate, token bounds.
+
+    The learning rate is lr * (samples per step / base_samples)^p with p = 0, 1/2 or 1 for lr_rule constant, sqrt,
+    linear ([P]: square root of the effective batch, mini-batches per step unchanged).
+    """
+    samples = config.rollout.prompts_per_step * config.rollout.n
+    power = {"constant": 0.0, "sqrt": 0.5, "linear": 1.0}[config.optim.lr_rule]
+    scale = math.pow(samples / config.optim.base_samples, power) if power else 1.0
+    micro_tokens = config.batch.slots * config.batch.rows * config.batch.row_tokens
+    return {
+        "samples_per_step": samples,
+        "updates_per_step": config.algo.updates_per_step,
+        "prompts_per_update": config.rollout.prompts_per_step // config.algo.updates_per_step,
+        "samples_per_update": samples // config.algo.updates_per_step,
+        "learning_rate_scale": scale,
+        "learning_rate": config.optim.lr * scale,
+        "max_response_tokens_per_step": samples * config.rollout.max_tokens,
+        "max_sequence_tokens": config.data.max_prompt_tokens + config.rollout.max_tokens,
+        "micro_batch_tokens": micro_tokens,
+        "total_samples": samples * config.train.steps,
+        "devices": config.mesh.data * config.mesh.fsdp * config.mesh.tensor,
+    }
+
+
+def freeze(config: ConfigDict) -> FrozenConfigDict:
+    """An immutable, hashable copy: what the rooms behind ``train.run`` see."""
+    return FrozenConfigDict(config)
+
+
+def to_json(config: ConfigDict | FrozenConfigDict) -> str:
+    """The resolved config as indented JSON, fields in their own order: ``workdir/config.json``."""
+    return json.dumps(config.to_dict(), indent=2)
+
+
+def validate(config: ConfigDict) -> None:
+    """Raises ``ConfigError`` for the first unknown key, wrong type or impossible combination; touches no model."""
+    from brorl_jax import config_checks  # the checks are a room of their own; they import this one
+
+    config_checks.check(config)

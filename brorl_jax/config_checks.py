@@ -1,0 +1,368 @@
+"""The checks behind ``config.validate``: unknown keys, types, names, ranges, impossible combinations.
+
+Each check raises ``ConfigError`` with one line: the field, its value, what is wrong and what to do. Nothing is loaded;
+the one file looked at is ``<model.path>/config.json``, where it is a local directory, for the context length.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import pathlib
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from brorl_jax import config as fields
+from brorl_jax.config import ConfigError
+
+STAGES = ("train", "eval", "warmup")
+
+# Names a field may hold.
+CHOICES = {
+    "model.compute_dtype": fields.DTYPES,
+    "model.param_dtype": fields.DTYPES,
+    "model.remat": fields.REMAT,
+    "model.new.family": fields.FAMILIES,
+    "rollout.engine": fields.ENGINES,
+    "algo.advantage": fields.ADVANTAGES,
+    "algo.normalise": fields.NORMALISERS,
+    "algo.loss": fields.LOSSES,
+    "algo.aggregation": fields.AGGREGATIONS,
+    "algo.kl.estimator": fields.KL_ESTIMATORS,
+    "algo.mismatch.kind": fields.MISMATCH_KINDS,
+    "optim.lr_rule": fields.LR_RULES,
+}
+
+# Least value of a number; an exclusive bound where the text says "above".
+AT_LEAST_ONE = """model.new.hidden model.new.layers model.new.heads model.new.kv_heads model.new.ffn
+    data.max_prompt_tokens rollout.prompts_per_step rollout.max_tokens rollout.local.rows rollout.local.chunk
+    filter.max_generation_batches algo.updates_per_step optim.base_samples batch.slots batch.rows batch.row_tokens
+    train.steps warmup.batch eval.samples checkpoint.keep log.every mesh.data mesh.fsdp mesh.tensor""".split()
+AT_LEAST_ZERO = """seed rollout.top_k rollout.min_p algo.advantage_clip algo.dual_clip algo.kl.coef algo.mismatch.low
+    algo.mismatch.stop_above algo.reference.every algo.reference.kl_spike algo.reference.stall
+    shaping.overlong_buffer shaping.overlong_penalty shaping.cosine_coef optim.warmup_steps optim.weight_decay
+    optim.clip_norm warmup.steps eval.every eval.temperature eval.max_prompts checkpoint.every""".split()
+ABOVE_ZERO = """optim.lr optim.eps warmup.lr algo.kl.clamp algo.mismatch.high algo.eps_low algo.eps_high""".split()
+# lowest (exclusive where marked), highest, both allowed unless the pair says otherwise
+BETWEEN = {
+    "eval.top_p": (0.0, False, 1.0, True),
+    "filter.min_valid": (0.0, False, 1.0, True),
+    "shaping.stop_properly": (0.0, True, 1.0, True),
+    "algo.eps_low": (0.0, False, 1.0, False),
+    "optim.b1": (0.0, True, 1.0, False),
+    "optim.b2": (0.0, True, 1.0, False),
+}
+
+
+def check(config: ConfigDict) -> None:
+    """Runs every check in order, cheapest first; raises ``ConfigError`` at the first problem."""
+    _check_keys(config, fields.default(), "")
+    for stage in STAGES:
+        _check_sources(config, stage)
+    _check_values(config)
+    _check_model(config)
+    _check_data(config)
+    _check_rollout(config)
+    _check_algorithm(config)
+    _check_reference_and_shaping(config)
+    _check_batch(config)
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` for the nearest known word, or the known words where none is near."""
+    known = list(known)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+
+
+def unknown_path(path: str, config: ConfigDict) -> str:
+    """The message for an override ``--config.<path>`` that names no field of this config."""
+    node: Any = config
+    parts = path.split(".")
+    for depth, part in enumerate(parts):
+        if not isinstance(node, ConfigDict) or part not in node:
+            where = ".".join(parts[:depth])
+            if not isinstance(node, ConfigDict):
+                return f"config.{path}: unknown field; config.{where} is a value, not a section"
+            elsewhere = [leaf for leaf in leaves(config) if leaf.rsplit(".", 1)[-1] == part]
+            hint = f"; did you mean 'config.{elsewhere[0]}'?" if elsewhere else suggest(part, node.keys())
+            near = difflib.get_close_matches(part, list(node.keys()), n=1, cutoff=0.6)
+            return f"config.{path}: unknown field {part!r}{suggest(part, near) if near else hint}"
+        node = node[part]
+    return f"config.{path}: is a section; set one of its fields: {', '.join(node.keys())}"
+
+
+def leaves(config: ConfigDict, prefix: str = "") -> list[str]:
+    """Dotted paths of all values; named data sources and their parameters included."""
+    paths = []
+    for key, value in config.items():
+        path = f"{prefix}{key}"
+        paths += leaves(value, f"{path}.") if isinstance(value, ConfigDict) else [path]
+    return paths
+
+
+def _fail(path: str, value: Any, problem: str) -> None:
+    raise ConfigError(f"config.{path} = {value!r}: {problem}")
+
+
+def _get(config: ConfigDict, path: str) -> Any:
+    node: Any = config
+    for part in path.split("."):
+        node = node[part]
+    return node
+
+
+def _check_type(path: str, value: Any, like: Any) -> None:
+    wanted = type(like)
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return
+    if wanted is tuple and isinstance(value, (tuple, list)):
+        return
+    if type(value) is not wanted:
+        _fail(path, value, f"has type {type(value).__name__}, must be {wanted.__name__}")
+    if isinstance(value, float) and not math.isfinite(value):
+        _fail(path, value, "must be a finite number")
+
+
+def _check_keys(config: ConfigDict, reference: ConfigDict, prefix: str) -> None:
+    """Same sections, same keys, same types as ``reference``; named sources are checked by their kind."""
+    for key in config:
+        path = f"{prefix}{key}"
+        if key not in reference:
+            raise ConfigError(f"config.{path}: unknown field{suggest(key, reference.keys())}")
+    for key, like in reference.items():
+        path = f"{prefix}{key}"
+        if key not in config:
+            raise ConfigError(f"config.{path}: missing; start from brorl_jax.config.default()")
+        value = config[key]
+        if isinstance(like, ConfigDict):
+            if not isinstance(value, ConfigDict):
+                _fail(path, value, "must be a section (a ConfigDict)")
+            if prefix != "data." or key not in STAGES:
+                _check_keys(value, like, f"{path}.")
+        else:
+            _check_type(path, value, like)
+
+
+def _check_sources(config: ConfigDict, stage: str) -> None:
+    for name, entry in config.data[stage].items():
+        path = f"data.{stage}.{name}"
+        if not re.fullmatch(r"\w+", name):
+            _fail(path, name, "a source's name goes into metric names: letters, digits and _ only")
+        if not isinstance(entry, ConfigDict):
+            _fail(path, entry, "must be a source; use brorl_jax.config.source(kind, ...)")
+        kind = entry.get("kind", "")
+        if kind not in fields.SOURCE_KINDS:
+            _fail(f"{path}.kind", kind, f"unknown kind of source{suggest(str(kind), fields.SOURCE_KINDS)}")
+        known = {**fields.SOURCE_KEYS, **fields.SOURCE_KINDS[kind]}
+        for key in entry:
+            if key not in known:
+                raise ConfigError(f"config.{path}.{key}: unknown field of a {kind} source{suggest(key, known)}")
+        for key, like in known.items():
+            if key not in entry:
+                raise ConfigError(f"config.{path}.{key}: missing; use brorl_jax.config.source({kind!r}, ...)")
+            if key != "params":
+                _check_type(f"{path}.{key}", entry[key], like)
+        _check_source_values(path, entry)
+
+
+def _check_source_values(path: str, entry: ConfigDict) -> None:
+    for key, names in (("verifier", fields.VERIFIERS), ("answer_format", fields.ANSWER_FORMATS)):
+        if entry[key] not in names:
+            _fail(f"{path}.{key}", entry[key], f"unknown {key}{suggest(entry[key], names)}")
+    if not entry.weight > 0:
+        _fail(f"{path}.weight", entry.weight, "must be above 0; remove the source to leave it out")
+    if entry.size < 0 or entry.seed < 0:
+        key = "size" if entry.size < 0 else "seed"
+        _fail(f"{path}.{key}", entry[key], "must be at least 0")
+    if "{question}" not in entry.prompt:
+        _fail(f"{path}.prompt", entry.prompt, "must contain {question}")
+    if entry.kind == "reasoning_gym":
+        if not entry.task:
+            _fail(f"{path}.task", entry.task, "name a reasoning-gym task, such as 'chain_sum'")
+        if entry.size == 0:
+            _fail(f"{path}.size", 0, "a reasoning-gym task never ends; say how many prompts make an epoch")
+    elif not entry.path:
+        _fail(f"{path}.path", entry.path, "name the file or hub dataset to read")
+
+
+def _check_values(config: ConfigDict) -> None:
+    for path, names in CHOICES.items():
+        value = _get(config, path)
+        if value not in names:
+            _fail(path, value, f"unknown name{suggest(value, names)}")
+    for paths, least, holds in (
+        (AT_LEAST_ONE, "at least 1", lambda v: v >= 1),
+        (AT_LEAST_ZERO, "at least 0", lambda v: v >= 0),
+        (ABOVE_ZERO, "above 0", lambda v: v > 0),
+    ):
+        for path in paths:
+            value = _get(config, path)
+            if not holds(value):
+                _fail(path, value, f"must be {least}")
+    for path, (low, low_in, high, high_in) in BETWEEN.items():
+        value = _get(config, path)
+        if value < low or value > high or (value == low and not low_in) or (value == high and not high_in):
+            interval = f"{'[' if low_in else '('}{low:g}, {high:g}{']' if high_in else ')'}"
+            _fail(path, value, f"must lie in {interval}")
+
+
+def _context(path: str) -> int | None:
+    """The context of a local model directory (``max_position_embeddings``); None where it cannot be known here."""
+    file = pathlib.Path(path) / "config.json"
+    if not path or not file.is_file():
+        return None
+    try:
+        return json.loads(file.read_text()).get("max_position_embeddings")
+    except (OSError, ValueError):
+        return None  # loading the model reports a broken file properly
+
+
+def _check_model(config: ConfigDict) -> None:
+    new = config.model.new
+    if not config.model.path:
+        if new.heads % new.kv_heads:
+            _fail("model.new.kv_heads", new.kv_heads, f"must divide model.new.heads = {new.heads}")
+        if new.head_dim < 2 or new.head_dim % 2:
+            _fail("model.new.head_dim", new.head_dim, "must be even: rotary embeddings turn pairs")
+        if new.vocab_size < 259:
+            _fail("model.new.vocab_size", new.vocab_size, "must be at least 259: 256 bytes and 3 special tokens")
+        if config.model.revision:
+            _fail("model.revision", config.model.revision, "a revision needs model.path; a new model has none")
+    context, length = _context(config.model.path), config.data.max_prompt_tokens + config.rollout.max_tokens
+    if context is not None and length > context:
+        _fail(
+            "rollout.max_tokens",
+            config.rollout.max_tokens,
+            f"with data.max_prompt_tokens = {config.data.max_prompt_tokens} makes {length} tokens, more than the "
+            f"model's context of {context}; lower one of them",
+        )
+
+
+def _content(entry: ConfigDict) -> Any:
+    """What decides which prompts a source yields: two sources with equal content share them."""
+    if entry.kind == "reasoning_gym":
+        params = entry.params.to_dict() if isinstance(entry.params, ConfigDict) else dict(entry.params)
+        return entry.kind, entry.task, json.dumps(params, sort_keys=True), entry.seed
+    return entry.kind, entry.path, entry.get("split", ""), entry.get("revision", "")
+
+
+def _check_data(config: ConfigDict) -> None:
+    data = config.data
+    if not data.train:
+        _fail("data.train", {}, "no source of prompts; add one with brorl_jax.config.source(kind, ...)")
+    if config.warmup.steps and not data.warmup:
+        _fail("warmup.steps", config.warmup.steps, "the warm start has no data; add a source to data.warmup or set 0")
+    if config.eval.every and not data.eval:
+        _fail("eval.every", config.eval.every, "nothing to evaluate; add a source to data.eval or set 0")
+    for name, entry in data.eval.items():
+        for stage in ("train", "warmup"):
+            for other, twin in data[stage].items():
+                if _content(entry) == _content(twin):
+                    path = f"data.eval.{name}.{'seed' if entry.kind == 'reasoning_gym' else 'path'}"
+                    _fail(
+                        path,
+                        _get(config, path),
+                        f"yields the prompts of data.{stage}.{other}, so they are not held "
+                        "out; use another seed, file or split",
+                    )
+
+
+def _check_rollout(config: ConfigDict) -> None:
+    rollout, updates = config.rollout, config.algo.updates_per_step
+    if rollout.n < 2:
+        _fail(
+            "rollout.n",
+            rollout.n,
+            f"advantage {config.algo.advantage!r} compares the samples of a prompt; use 2 or more",
+        )
+    if rollout.prompts_per_step % updates:
+        _fail(
+            "algo.updates_per_step",
+            updates,
+            f"must divide rollout.prompts_per_step = {rollout.prompts_per_step}: mini-batches are made of whole groups",
+        )
+    if not rollout.temperature > 0:
+        _fail("rollout.temperature", rollout.temperature, "training rollouts are sampled; use a temperature above 0")
+    for key, neutral in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+        if rollout[key] != neutral:
+            _fail(
+                f"rollout.{key}",
+                rollout[key],
+                f"training rollouts need the full distribution, otherwise engine and "
+                f"trainer disagree on every token; use {neutral} (evaluation may truncate)",
+            )
+    for token in rollout.stop_ids:
+        if type(token) is not int or token < 0:
+            _fail("rollout.stop_ids", tuple(rollout.stop_ids), "must hold token ids, whole numbers from 0")
+
+
+def _check_algorithm(config: ConfigDict) -> None:
+    algo = config.algo
+    if algo.dual_clip and not algo.dual_clip > 1:
+        _fail("algo.dual_clip", algo.dual_clip, "must be above 1 (it caps the ratio of bad samples), or 0 for off")
+    if algo.dual_clip and algo.loss != "ppo_clip":
+        _fail("algo.dual_clip", algo.dual_clip, f"belongs to loss 'ppo_clip', not {algo.loss!r}; set 0")
+    if algo.kl.coef > 0 and algo.kl.estimator == "k1":
+        _fail("algo.kl.estimator", "k1", "its gradient is zero in expectation inside a loss; use 'k2' or 'k3'")
+    kind, low, high = algo.mismatch.kind, algo.mismatch.low, algo.mismatch.high
+    if not low < high:
+        _fail("algo.mismatch.low", low, f"must be below algo.mismatch.high = {high}")
+    if kind in ("mask", "sequence_mask") and not low < 1 < high:
+        _fail("algo.mismatch.low", low, f"the kept interval [{low}, {high}] must contain 1 (no mismatch)")
+    if kind == "tis" and high < 1:
+        _fail("algo.mismatch.high", high, "truncated importance sampling needs a cap of at least 1")
+
+
+def _check_reference_and_shaping(config: ConfigDict) -> None:
+    reference, shaping = config.algo.reference, config.shaping
+    for key in ("every", "kl_spike", "stall"):
+        if reference[key] and not config.algo.kl.coef:
+            _fail(
+                f"algo.reference.{key}",
+                reference[key],
+                "there is no reference policy to reset while algo.kl.coef "
+                "is 0; set algo.kl.coef or switch the reset off with 0",
+            )
+    if reference.stall and not config.eval.every:
+        _fail("algo.reference.stall", reference.stall, "counts evaluations; set eval.every or 0")
+    if shaping.overlong_buffer > config.rollout.max_tokens:
+        _fail(
+            "shaping.overlong_buffer",
+            shaping.overlong_buffer,
+            f"must not exceed rollout.max_tokens = {config.rollout.max_tokens}",
+        )
+    if bool(shaping.overlong_buffer) != bool(shaping.overlong_penalty):
+        key = "overlong_penalty" if shaping.overlong_buffer else "overlong_buffer"
+        _fail(f"shaping.{key}", shaping[key], "overlong_buffer and overlong_penalty go together; set both or neither")
+    if shaping.cosine_coef:
+        if shaping.cosine_on < 1 or shaping.cosine_off < 0:
+            key = "cosine_on" if shaping.cosine_on < 1 else "cosine_off"
+            _fail(
+                f"shaping.{key}",
+                shaping[key],
+                "the cosine reward is on for cosine_on >= 1 steps, then off for cosine_off >= 0",
+            )
+        if not shaping.cosine_min < shaping.cosine_max:
+            _fail("shaping.cosine_min", shaping.cosine_min, f"must be below cosine_max = {shaping.cosine_max}")
+
+
+def _check_batch(config: ConfigDict) -> None:
+    batch, mesh = config.batch, config.mesh
+    if config.rollout.max_tokens > batch.row_tokens:
+        _fail(
+            "batch.row_tokens",
+            batch.row_tokens,
+            f"a response of rollout.max_tokens = {config.rollout.max_tokens} must fit one row",
+        )
+    shards = mesh.data * mesh.fsdp
+    if batch.slots % shards:
+        _fail(
+            "batch.slots",
+            batch.slots,
+            f"slots are split over mesh.data * mesh.fsdp = {shards} devices; use a multiple of it",
+        )
