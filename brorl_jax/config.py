@@ -15,6 +15,8 @@ from typing import Any
 
 from ml_collections import ConfigDict, FrozenConfigDict
 
+from brorl_jax.errors import UserError
+
 ENGINES = ("local",)
 ADVANTAGES = ("reinforce_pp_baseline", "grpo", "dr_grpo", "rloo")
 LOSSES = ("ppo_clip", "gspo", "cispo", "reinforce")
@@ -53,7 +55,7 @@ SOURCE_KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """A config that cannot run: one line naming the field, its value and what to do."""
 
 
@@ -100,7 +102,7 @@ def default() -> ConfigDict:
     config.rollout.n = 512  # rollouts per prompt N; [P]
     config.rollout.temperature = 1.0  # ours ([V1] 1.2, [P] unpublished)
     config.rollout.top_p = 1.0  # training needs the full distribution (P22)
-    config.rollout.top_k = 0  # 0 = all; training needs 0
+    config.rollout.top_k = -1  # -1 = all; training needs -1
     config.rollout.min_p = 0.0  # training needs 0
     config.rollout.max_tokens = 256  # tokens of a response, stop token included
     config.rollout.stop_ids = ()  # token ids that end a response, beside the model's own
@@ -234,7 +236,7 @@ def freeze(config: ConfigDict) -> FrozenConfigDict:
 
 
 def to_json(config: ConfigDict | FrozenConfigDict) -> str:
-    """The resolved config as indented JSON, fields in their own order: ``workdir/config.json``."""
+    """The resolved config as indented JSON, keys sorted: ``workdir/config.json``."""
     return json.dumps(config.to_dict(), indent=2)
 
 

@@ -37,17 +37,26 @@ CHOICES = {
     "optim.lr_rule": fields.LR_RULES,
 }
 
-# Least value of a number; an exclusive bound where the text says "above".
-AT_LEAST_ONE = """model.new.hidden model.new.layers model.new.heads model.new.kv_heads model.new.ffn
-    data.max_prompt_tokens rollout.prompts_per_step rollout.max_tokens rollout.local.rows rollout.local.chunk
-    filter.max_generation_batches algo.updates_per_step optim.base_samples batch.slots batch.rows batch.row_tokens
-    train.steps warmup.batch eval.samples checkpoint.keep log.every mesh.data mesh.fsdp mesh.tensor""".split()
-AT_LEAST_ZERO = """seed rollout.top_k rollout.min_p algo.advantage_clip algo.dual_clip algo.kl.coef algo.mismatch.low
+
+def _paths(text: str) -> list[str]:
+    return text.split()
+
+
+# Bounds of numbers.
+AT_LEAST_ONE = _paths(
+    """model.new.hidden model.new.layers model.new.heads model.new.kv_heads model.new.ffn data.max_prompt_tokens
+    rollout.prompts_per_step rollout.max_tokens rollout.local.rows rollout.local.chunk filter.max_generation_batches
+    algo.updates_per_step optim.base_samples batch.slots batch.rows batch.row_tokens train.steps warmup.batch
+    eval.samples checkpoint.keep log.every mesh.data mesh.fsdp mesh.tensor"""
+)
+AT_LEAST_ZERO = _paths(
+    """seed rollout.min_p algo.advantage_clip algo.dual_clip algo.kl.coef algo.mismatch.low
     algo.mismatch.stop_above algo.reference.every algo.reference.kl_spike algo.reference.stall
     shaping.overlong_buffer shaping.overlong_penalty shaping.cosine_coef optim.warmup_steps optim.weight_decay
-    optim.clip_norm warmup.steps eval.every eval.temperature eval.max_prompts checkpoint.every""".split()
-ABOVE_ZERO = """optim.lr optim.eps warmup.lr algo.kl.clamp algo.mismatch.high algo.eps_low algo.eps_high""".split()
-# lowest (exclusive where marked), highest, both allowed unless the pair says otherwise
+    optim.clip_norm warmup.steps eval.every eval.temperature eval.max_prompts checkpoint.every"""
+)
+ABOVE_ZERO = _paths("""optim.lr optim.eps warmup.lr algo.kl.clamp algo.mismatch.high algo.eps_low algo.eps_high""")
+# low, whether low itself is allowed, high, whether high itself is allowed
 BETWEEN = {
     "eval.top_p": (0.0, False, 1.0, True),
     "filter.min_valid": (0.0, False, 1.0, True),
@@ -79,21 +88,28 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
 
 
-def unknown_path(path: str, config: ConfigDict) -> str:
-    """The message for an override ``--config.<path>`` that names no field of this config."""
+def check_override(path: str, config: ConfigDict) -> None:
+    """Raises ``ConfigError`` with a suggestion where ``--config.<path>`` names no value of this config."""
     node: Any = config
     parts = path.split(".")
     for depth, part in enumerate(parts):
-        if not isinstance(node, ConfigDict) or part not in node:
-            where = ".".join(parts[:depth])
-            if not isinstance(node, ConfigDict):
-                return f"config.{path}: unknown field; config.{where} is a value, not a section"
-            elsewhere = [leaf for leaf in leaves(config) if leaf.rsplit(".", 1)[-1] == part]
-            hint = f"; did you mean 'config.{elsewhere[0]}'?" if elsewhere else suggest(part, node.keys())
-            near = difflib.get_close_matches(part, list(node.keys()), n=1, cutoff=0.6)
-            return f"config.{path}: unknown field {part!r}{suggest(part, near) if near else hint}"
+        if not isinstance(node, ConfigDict):
+            raise ConfigError(f"config.{path}: unknown field; config.{'.'.join(parts[:depth])} is a value")
+        if part not in node:
+            raise ConfigError(f"config.{path}: unknown field{_suggest_path(parts, depth, node, config)}")
         node = node[part]
-    return f"config.{path}: is a section; set one of its fields: {', '.join(node.keys())}"
+    if isinstance(node, ConfigDict) and parts[-1] != "params":
+        raise ConfigError(f"config.{path}: is a section; set one of its fields: {', '.join(node)}")
+
+
+def _suggest_path(parts: list[str], depth: int, node: ConfigDict, config: ConfigDict) -> str:
+    near = difflib.get_close_matches(parts[depth], list(node), n=1)
+    same_name = [path for path in leaves(config) if path.split(".")[-1] == parts[-1]]
+    if near:
+        return f"; did you mean 'config.{'.'.join([*parts[:depth], near[0], *parts[depth + 1 :]])}'?"
+    if same_name:
+        return f"; did you mean 'config.{same_name[0]}'?"
+    return suggest(parts[depth], node)
 
 
 def leaves(config: ConfigDict, prefix: str = "") -> list[str]:
@@ -288,7 +304,7 @@ def _check_rollout(config: ConfigDict) -> None:
         )
     if not rollout.temperature > 0:
         _fail("rollout.temperature", rollout.temperature, "training rollouts are sampled; use a temperature above 0")
-    for key, neutral in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+    for key, neutral in (("top_p", 1.0), ("top_k", -1), ("min_p", 0.0)):
         if rollout[key] != neutral:
             _fail(
                 f"rollout.{key}",

@@ -1,0 +1,5 @@
+"""The one exception that is shown to the user without a traceback."""
+
+
+class UserError(ValueError):
+    """Something the user can mend. The message is one line: what is wrong, with which value, and what to do."""

@@ -1,0 +1,104 @@
+"""What the paper's two arms share. ``brorl_n512.py`` and ``prorl_n16.py`` change only what the paper changes.
+
+Tags as in ``brorl_jax/config.py``: [P] BroRL paper, [V1] ProRL, [V2] ProRL v2 post, [NR] NeMo RL, [OR] OpenRLHF,
+[TIS] Yao et al. 2025; "ours" marks a value that nobody published for this run. [P] says it keeps ProRL v2's framework
+and gives few numbers of its own, so most of the rest is [V2] or a public re-implementation of it.
+"""
+
+from brorl_jax.config import default, source
+
+BASE_SAMPLES = 512 * 16  # [P] samples per step of the N = 16 arm: what the base learning rate belongs to
+
+# [V1] trained on 96 reasoning-gym tasks and does not list them; these are ours, across its eleven groups, without tasks
+# whose scorer pays for constant or arbitrary answers.
+REASONING_GYM = {
+    "algebra": ("simple_equations", "polynomial_equations", "simple_integration"),
+    "algorithmic": ("word_sequence_reversal", "number_sorting", "spell_backward", "base_conversion"),
+    "arc": ("arc_1d",),
+    "arithmetic": ("chain_sum", "products", "fraction_simplification", "decimal_arithmetic"),
+    "code": ("bf",),
+    "cognition": ("number_sequence", "figlet_font"),
+    "games": ("countdown", "mini_sudoku"),
+    "geometry": ("simple_geometry", "advanced_geometry"),
+    "graphs": ("quantum_lock", "family_relationships", "largest_island"),
+    "induction": ("list_functions",),
+    "logic": ("aiw", "knights_knaves", "propositional_logic"),
+}
+
+
+def base():
+    """The shared recipe; the caller sets prompts_per_step, n and what follows from N."""
+    config = default()
+    _model_and_hardware(config)
+    _data(config)
+    _algorithm(config)
+    return config
+
+
+def _model_and_hardware(config):
+    config.model.path = "nvidia/Nemotron-Research-Reasoning-Qwen-1.5B"  # [P] licence cc-by-nc-4.0: research only
+    config.model.revision = "v2"  # [P] both arms start from ProRL v2's 3,000-step checkpoint
+    config.model.compute_dtype = "bfloat16"  # ours
+    config.model.param_dtype = "float32"  # ours
+    config.model.remat = "full"  # ours
+    config.mesh.data = 8  # [P] 64 H100; the split is ours
+    config.mesh.fsdp = 8
+    config.batch.slots = 64  # ours: one packed row per device
+    config.batch.rows = 1
+    config.batch.row_tokens = 16_384
+
+
+def _data(config):
+    """[P] names five families (math, code, science, instruction following, logic) and neither mix nor sizes.
+
+    Here: the two families with a verifier in this package. Shares are [V1]'s counts, 40k math to 37k logic.
+    """
+    config.data.train.deepscaler = source(  # [V1] 40k math prompts from DeepScaleR; verifier: ours, exact numbers
+        "huggingface",
+        path="agentica-org/DeepScaleR-Preview-Dataset",
+        question="problem",
+        answer="answer",
+        verifier="numeric",
+        answer_format="boxed",
+        weight=40.0,
+        prompt="{question}\nLet's think step by step and output the final answer within \\boxed{}.",  # [V1] asks both
+    )
+    tasks = [(group, task) for group, names in REASONING_GYM.items() for task in names]
+    for index, (group, task) in enumerate(tasks):
+        tag = {"task": task, "verifier": "reasoning_gym", "answer_format": "tag"}  # [V1] <answer> tags
+        share = 37.0 / len(REASONING_GYM) / len(REASONING_GYM[group])  # ours: groups equal
+        config.data.train[task] = source("reasoning_gym", **tag, seed=index, size=10_000, weight=share)
+        config.data.eval[task] = source("reasoning_gym", **tag, seed=10_000 + index, size=100)  # [V1] 100 items a task
+    config.data.max_prompt_tokens = 1024  # [OR] 9,216 - 8,192; of [P]'s 16,384 in all
+    config.rollout.max_tokens = 15_360  # the rest of [P]'s 16,384
+
+
+def _algorithm(config):
+    config.rollout.temperature = 1.0  # ours ([V1] 1.2)
+    config.rollout.local.rows = 4096  # ours
+    config.filter.dynamic = True  # [P] keep 0 < correct < N
+    config.filter.max_generation_batches = 10  # [NR]
+    config.algo.advantage = "reinforce_pp_baseline"  # [P][V2] group mean, then normalised over the batch
+    config.algo.normalise = "token"  # [NR][OR] over trained tokens
+    config.algo.loss = "ppo_clip"  # [P]
+    config.algo.eps_low = 0.2  # [V2]
+    config.algo.eps_high = 0.28  # [V2] clip-higher ([NR][OR] 0.27)
+    config.algo.aggregation = "token"  # [NR][OR]
+    config.algo.updates_per_step = 4  # [P] the same for both arms, number unpublished; [V1] 256 / 64
+    config.algo.kl.estimator = "k2"  # [V2]
+    config.algo.kl.coef = 1e-4  # [NR][OR]
+    config.algo.kl.clamp = 10.0  # [V2]
+    config.algo.mismatch.kind = "tis"  # [P]
+    config.algo.mismatch.high = 2.0  # [TIS]; [P] unpublished
+    config.algo.reference.every = 250  # [V2] 200 to 500; [P] periodic, unpublished
+    config.algo.reference.reset_optimiser = False  # [V2]
+    config.optim.lr = 1e-6  # [OR]; [P] unpublished, [V1] 2e-6
+    config.optim.base_samples = BASE_SAMPLES
+    config.optim.lr_rule = "sqrt"  # [P]
+    config.optim.weight_decay = 0.0  # ours
+    config.optim.clip_norm = 1.0  # ours
+    config.eval.every = 20  # ours
+    config.eval.samples = 16  # [P]
+    config.eval.temperature = 0.6  # [P]
+    config.eval.top_p = 0.95  # [P]
+    config.checkpoint.every = 10  # ours
