@@ -23,19 +23,19 @@ LOSSES = ("ppo_clip", "gspo", "cispo", "reinforce")
 KL_ESTIMATORS = ("k1", "k2", "k3")
 MISMATCH_KINDS = ("none", "tis", "mask", "sequence_mask")
 AGGREGATIONS = ("token", "sequence", "constant")
-NORMALISERS = ("token", "sequence", "none")
+NORMALISERS = ("tokens", "sequences", "none")
 LR_RULES = ("constant", "sqrt", "linear")
 FAMILIES = ("qwen2", "qwen3", "llama")
 DTYPES = ("float32", "bfloat16")
 REMAT = ("none", "full", "dots")
 ANSWER_FORMATS = ("boxed", "tag", "hash", "last_line", "whole")
-VERIFIERS = ("reasoning_gym", "exact", "numeric")
+VERIFIERS = ("reasoning_gym", "reasoning_gym_strict", "exact", "numeric")
 
 # Keys every data source has, then those of its kind. The default's type is the type of the field.
 SOURCE_KEYS: dict[str, Any] = {
     "kind": "",  # one of SOURCE_KINDS
     "verifier": "",  # registered name, see brorl_jax.rewards
-    "answer_format": "boxed",  # where the answer stands in a response, one of ANSWER_FORMATS
+    "answer_format": "",  # where a response states its answer, one of ANSWER_FORMATS; empty: the verifier's usual place
     "weight": 1.0,  # share of the mix, relative to the other sources of the same stage
     "size": 0,  # prompts to use, counted from the first; 0 = all (reasoning_gym, which never ends, needs a number)
     "seed": 0,  # of the generator (reasoning_gym); files are read in their own order and shuffled by `seed`
@@ -117,7 +117,10 @@ def default() -> ConfigDict:
 
     config.algo = ConfigDict()
     config.algo.advantage = "reinforce_pp_baseline"  # [P][V2]
-    config.algo.normalise = "token"  # batch mean and deviation over trained tokens ([NR][OR]), sequences, or none
+    config.algo.normalise = (
+        "tokens"  # what reinforce_pp_baseline's batch mean and deviation are over: tokens ([NR][OR])
+    )
+    # or sequences; the other advantages know no such step and need none
     config.algo.advantage_clip = 0.0  # |advantage| <= this; 0 = off; ours
     config.algo.loss = "ppo_clip"  # [P][V2]
     config.algo.eps_low = 0.2  # ratio >= 1 - eps_low; [V2]
@@ -131,8 +134,10 @@ def default() -> ConfigDict:
     config.algo.kl.clamp = 10.0  # nats, |log ratio| <= clamp; [V2]
     config.algo.mismatch = ConfigDict()
     config.algo.mismatch.kind = "tis"  # correction for engine/trainer differences; [P]
-    config.algo.mismatch.low = 0.0  # weight below it: tis raises to it, masks drop the token or sequence
-    config.algo.mismatch.high = 2.0  # weight above it: tis cuts to it, masks drop; [TIS]; [NR] mask [0.5, 5.0]
+    config.algo.mismatch.low = 0.0  # masks drop a token or sequence whose weight is below; tis does not use it
+    config.algo.mismatch.high = (
+        2.0  # weights above it are cut to it (tis) or dropped (masks); [TIS]; [NR] mask [0.5, 5.0]
+    )
     config.algo.mismatch.stop_above = 0.0  # nats, mean |logp difference| that stops the run; 0 = never; ours
     config.algo.reference = ConfigDict()
     config.algo.reference.every = 0  # steps between resets of the reference policy to the policy; 0 = never

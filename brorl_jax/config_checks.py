@@ -61,7 +61,7 @@ BETWEEN = {
     "eval.top_p": (0.0, False, 1.0, True),
     "filter.min_valid": (0.0, False, 1.0, True),
     "shaping.stop_properly": (0.0, True, 1.0, True),
-    "algo.eps_low": (0.0, False, 1.0, False),
+    "algo.eps_low": (0.0, False, 1.0, True),
     "optim.b1": (0.0, True, 1.0, False),
     "optim.b2": (0.0, True, 1.0, False),
 }
@@ -187,7 +187,7 @@ def _check_sources(config: ConfigDict, stage: str) -> None:
 
 
 def _check_source_values(path: str, entry: ConfigDict) -> None:
-    for key, names in (("verifier", fields.VERIFIERS), ("answer_format", fields.ANSWER_FORMATS)):
+    for key, names in (("verifier", fields.VERIFIERS), ("answer_format", ("", *fields.ANSWER_FORMATS))):
         if entry[key] not in names:
             _fail(f"{path}.{key}", entry[key], f"unknown {key}{suggest(entry[key], names)}")
     if not entry.weight > 0:
@@ -319,10 +319,18 @@ def _check_rollout(config: ConfigDict) -> None:
 
 def _check_algorithm(config: ConfigDict) -> None:
     algo = config.algo
+    batch_normalised = algo.advantage == "reinforce_pp_baseline"
+    if batch_normalised and algo.normalise == "none":
+        problem = (
+            "'reinforce_pp_baseline' normalises over the batch; use 'tokens' or 'sequences' (without, it is 'dr_grpo')"
+        )
+        _fail("algo.normalise", "none", problem)
+    if not batch_normalised and algo.normalise != "none":
+        _fail("algo.normalise", algo.normalise, f"advantage {algo.advantage!r} has no such step; use 'none'")
     if algo.dual_clip and not algo.dual_clip > 1:
         _fail("algo.dual_clip", algo.dual_clip, "must be above 1 (it caps the ratio of bad samples), or 0 for off")
-    if algo.dual_clip and algo.loss != "ppo_clip":
-        _fail("algo.dual_clip", algo.dual_clip, f"belongs to loss 'ppo_clip', not {algo.loss!r}; set 0")
+    if algo.dual_clip and algo.loss not in ("ppo_clip", "gspo"):
+        _fail("algo.dual_clip", algo.dual_clip, f"belongs to losses 'ppo_clip' and 'gspo', not {algo.loss!r}; set 0")
     if algo.kl.coef > 0 and algo.kl.estimator == "k1":
         _fail("algo.kl.estimator", "k1", "its gradient is zero in expectation inside a loss; use 'k2' or 'k3'")
     kind, low, high = algo.mismatch.kind, algo.mismatch.low, algo.mismatch.high

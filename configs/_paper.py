@@ -79,7 +79,7 @@ def _algorithm(config):
     config.filter.dynamic = True  # [P] keep 0 < correct < N
     config.filter.max_generation_batches = 10  # [NR]
     config.algo.advantage = "reinforce_pp_baseline"  # [P][V2] group mean, then normalised over the batch
-    config.algo.normalise = "token"  # [NR][OR] over trained tokens
+    config.algo.normalise = "tokens"  # [NR][OR] over trained tokens
     config.algo.loss = "ppo_clip"  # [P]
     config.algo.eps_low = 0.2  # [V2]
     config.algo.eps_high = 0.28  # [V2] clip-higher ([NR][OR] 0.27)

@@ -16,7 +16,15 @@ from brorl_jax.config import default, source
 def _sums(seed: int, size: int):
     """Sums of two three-digit numbers; each seed is a set of its own."""
     task = {"min_terms": 2, "max_terms": 2, "min_digits": 3, "max_digits": 3, "allow_negation": False}
-    return source("reasoning_gym", task="chain_sum", params=task, seed=seed, size=size, answer_format="whole")
+    return source(
+        "reasoning_gym",
+        task="chain_sum",
+        params=task,
+        seed=seed,
+        size=size,
+        verifier="reasoning_gym_strict",
+        answer_format="whole",
+    )
 
 
 def get_config():

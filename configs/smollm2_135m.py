@@ -16,7 +16,14 @@ def _sums(seed: int, size: int):
     task = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1, "allow_negation": False}
     prompt = "{question} Answer with the number only."
     return source(
-        "reasoning_gym", task="chain_sum", params=task, seed=seed, size=size, prompt=prompt, answer_format="last_line"
+        "reasoning_gym",
+        task="chain_sum",
+        params=task,
+        seed=seed,
+        size=size,
+        prompt=prompt,
+        answer_format="last_line",
+        verifier="reasoning_gym_strict",
     )
 
 
