@@ -15,14 +15,14 @@ from brorl_jax.learner.registry import lookup
 
 # Factor on the learning rate when the samples per update grow by ``ratio``.
 LR_RULES: dict[str, Callable[[float], float]] = {
-    "none": lambda ratio: 1.0,
+    "constant": lambda ratio: 1.0,
     "sqrt": math.sqrt,  # [P]
     "linear": lambda ratio: ratio,
 }
 
 
 def scaled_lr(lr: float, base_samples: int, samples: int, rule: str) -> float:
-    """``lr * rule(samples / base_samples)`` with rule ``none``, ``sqrt`` or ``linear``.
+    """``lr * rule(samples / base_samples)`` with rule ``constant``, ``sqrt`` or ``linear``.
 
     The paper scales by the square root with the number of mini-batches per step unchanged [P]: 512 x 16 = 8,192 to
     128 x 512 = 65,536 samples gives ``lr * 2.828``. Samples are counted per step, alike in both arguments.

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 
-def stop_properly(
+def stop_properly_reward(
     rewards: Float[ArrayLike, "G N"], truncated: Bool[ArrayLike, "G N"], *, factor: float
 ) -> Float[Array, "G N"]:
     """Truncated rewards times ``factor``: 0.0 is [NR]'s setting, 1.0 leaves them alone."""
@@ -21,7 +21,7 @@ def stop_properly(
     return jnp.where(truncated, rewards * factor, rewards)
 
 
-def overlong_penalty(
+def overlong_reward(
     lengths: Int[ArrayLike, "G N"], *, max_tokens: int, buffer: int, penalty: float
 ) -> Float[Array, "G N"]:
     """DAPO's soft overlong punishment, added to the reward: 0 down to ``-penalty`` over the last ``buffer`` tokens.
@@ -69,20 +69,24 @@ def shape_rewards(
     lengths: Int[ArrayLike, "G N"],
     truncated: Bool[ArrayLike, "G N"],
     *,
+    update: int,
     max_tokens: int,
-    stop_factor: float = 1.0,
-    overlong_buffer: int = 0,
-    overlong_cost: float = 0.0,
-    cosine_coef: float = 0.0,
-    eta_min: float = 0.0,
-    eta_max: float = 0.0,
+    stop_properly: float,
+    overlong_buffer: int,
+    overlong_penalty: float,
+    cosine_coef: float,
+    cosine_min: float,
+    cosine_max: float,
+    cosine_on: int,
+    cosine_off: int,
 ) -> Float[Array, "G N"]:
-    """``R' = stop_properly(R) + cosine_coef * cosine_reward + overlong_penalty``; the defaults are all off.
+    """All of the above: ``R' = stop_properly_reward(R) + cosine_coef * cosine_reward + overlong_reward``.
 
-    Only the task reward is multiplied by ``stop_factor``: otherwise 0.0 would wipe out the truncated samples' penalty.
-    ``cosine_coef`` is lambda of [V2]; pass 0 while ``cosine_active`` is false.
+    Only the task reward is multiplied by ``stop_properly``: or 0.0 would wipe out a truncated sample's penalty.
+    ``cosine_coef`` is lambda of [V2], 0 = off; ``cosine_min`` and ``cosine_max`` are the etas, ``cosine_on`` and
+    ``cosine_off`` the schedule at ``update``. ``stop_properly = 1`` and ``overlong_buffer = 0`` are off.
     """
-    shaped = stop_properly(rewards, truncated, factor=stop_factor)
-    if cosine_coef:
-        shaped += cosine_coef * cosine_reward(lengths, max_tokens=max_tokens, eta_min=eta_min, eta_max=eta_max)
-    return shaped + overlong_penalty(lengths, max_tokens=max_tokens, buffer=overlong_buffer, penalty=overlong_cost)
+    shaped = stop_properly_reward(rewards, truncated, factor=stop_properly)
+    if cosine_coef and cosine_active(update, on=cosine_on, off=cosine_off):
+        shaped += cosine_coef * cosine_reward(lengths, max_tokens=max_tokens, eta_min=cosine_min, eta_max=cosine_max)
+    return shaped + overlong_reward(lengths, max_tokens=max_tokens, buffer=overlong_buffer, penalty=overlong_penalty)
