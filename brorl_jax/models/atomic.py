@@ -7,8 +7,8 @@ import ctypes
 import ctypes.util
 import errno
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,13 +27,13 @@ def replace_directory(target: Path) -> Iterator[Path]:
     """
     target = Path(os.path.abspath(target))
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
+    partial = target.with_name(f".{target.name}.partial-{secrets.token_hex(4)}")
+    partial.mkdir()
     try:
-        umask = os.umask(0)
-        os.umask(umask)
-        partial.chmod(0o777 & ~umask)  # mkdtemp makes it private
         yield partial
         for path in (*partial.rglob("*"), partial):
+            if path.is_file():
+                path.chmod(partial.stat().st_mode & 0o666)  # safetensors writes private files
             _sync(path)
         _swap(partial, target)
         _sync(target.parent)

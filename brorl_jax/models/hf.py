@@ -67,7 +67,7 @@ _BUFFERS = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  #
 
 
 def hf_name(leaf: str, layer: int | None = None) -> str:
-    """The Hugging Face tensor name of one of our leaves, e.g. ``("q", 3) -> model.layers.3.self_attn.q_proj.weight``."""
+    """The Hugging Face name of one of our leaves, e.g. ``("q", 3) -> model.layers.3.self_attn.q_proj.weight``."""
     return _TOP_NAMES[leaf] if layer is None else f"model.layers.{layer}.{_LAYER_NAMES[leaf]}"
 
 

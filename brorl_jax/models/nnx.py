@@ -1,4 +1,4 @@
-"""The decoder as a Flax NNX module, for notebooks and for code that expects one; the trainer uses the pure functions."""
+"""The decoder as a Flax NNX module, for notebooks and code that expects one; the trainer uses the pure functions."""
 
 from __future__ import annotations
 
