@@ -1,0 +1,1 @@
+"""Prompts: sources, tokenizer, the resumable stream, packing."""

@@ -1,0 +1,372 @@
+"""Where questions come from: sources by kind, each an indexable sequence of records.
+
+A source is described by a mapping (a ``ConfigDict`` of ``config.data``). Every kind reads the common fields
+
+========== ========= =====================================================================================
+kind       required  ``reasoning_gym``, ``jsonl`` or ``huggingface``
+verifier   ""        ``<scorer>[:<answer format>]``, see :mod:`brorl_jax.rewards`; "" is the kind's default
+weight     1.0       share of the training mixture, relative to the other sources
+prompt     {question} what the user says; ``{question}`` stands for the question, everything else is literal
+========== ========= =====================================================================================
+
+and the fields of its own dataclass below. An unknown field is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from brorl_jax import rewards
+from brorl_jax.rewards import reasoning_gym
+
+_COMMON: dict[str, Any] = {"kind": "", "verifier": "", "weight": 1.0, "prompt": "{question}"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    """One question of a source.
+
+    Attributes:
+        key: Stable within the source, for every run that uses the same data.
+        question: Without template.
+        gold: Reference answer; may be empty where the verifier needs none.
+        meta: What the verifier needs besides (JSON-serialisable).
+    """
+
+    key: str
+    question: str
+    gold: str
+    meta: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Source(Protocol):
+    """An indexable sequence of records; ``source[i]`` is a pure function of the configuration and ``i``.
+
+    Attributes:
+        default_verifier: Used where the configuration names none.
+        lazy: Records are made on access and there may be very many: they are filtered on access, not at load.
+        dropped: Rows left out at load, by reason.
+    """
+
+    default_verifier: ClassVar[str]
+    lazy: ClassVar[bool]
+    dropped: dict[str, int]
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Record: ...
+    def content_hash(self) -> str:
+        """Changes when the records do."""
+        ...
+
+
+_KINDS: dict[str, type] = {}
+
+
+def register(kind: str) -> Callable[[type], type]:
+    """Registers a dataclass with the :class:`Source` interface; its fields are the configuration fields."""
+
+    def add(cls: type) -> type:
+        _KINDS[kind] = cls
+        return cls
+
+    return add
+
+
+def kinds() -> list[str]:
+    """The registered kinds, sorted."""
+    return sorted(_KINDS)
+
+
+def check(name: str, config: Mapping[str, Any]) -> None:
+    """Validates the description of a source without touching files or importing anything large.
+
+    Raises:
+        ValueError: unknown kind, field or verifier, a prompt without ``{question}``, a weight that is not positive, or
+            a reasoning-gym task that can't be trained on.
+    """
+    cls, own = _own_fields(name, config)
+    weight, prompt = config.get("weight", 1.0), config.get("prompt", "{question}")
+    if not weight > 0:
+        raise ValueError(f"data source {name!r}: weight must be positive, got {weight}")
+    if prompt.count("{question}") != 1:
+        raise ValueError(f"data source {name!r}: prompt must contain {{question}} exactly once, got {prompt!r}")
+    try:
+        rewards.get(config.get("verifier") or cls.default_verifier)
+        if hasattr(cls, "check"):
+            cls.check(own)
+    except ValueError as error:
+        raise ValueError(f"data source {name!r}: {error}") from error
+
+
+def load(name: str, config: Mapping[str, Any]) -> Source:
+    """The source that ``config`` describes.
+
+    Raises:
+        ValueError: as :func:`check`, or the data is missing, empty or of another shape than described.
+    """
+    check(name, config)
+    cls, own = _own_fields(name, config)
+    try:
+        source = cls(**own)
+    except ValueError as error:
+        raise ValueError(f"data source {name!r}: {error}") from error
+    if len(source) == 0:
+        raise ValueError(f"data source {name!r} has no usable rows (left out: {dict(source.dropped)})")
+    return source
+
+
+def verifier_name(config: Mapping[str, Any]) -> str:
+    """The full name of the verifier that scores this source's answers."""
+    return rewards.get(config.get("verifier") or _KINDS[config["kind"]].default_verifier).name
+
+
+def _own_fields(name: str, config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    kind = config.get("kind", "")
+    if kind not in _KINDS:
+        raise ValueError(f"data source {name!r}: unknown kind {kind!r}; known: {', '.join(kinds())}")
+    cls = _KINDS[kind]
+    fields = {f.name for f in dataclasses.fields(cls) if f.init}
+    for key in config:
+        if key not in fields and key not in _COMMON:
+            close = difflib.get_close_matches(key, [*fields, *_COMMON], n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; fields: {', '.join(sorted({*fields, *_COMMON}))}"
+            raise ValueError(f"data source {name!r}: kind {kind!r} has no field {key!r}{hint}")
+    missing = [
+        f.name
+        for f in dataclasses.fields(cls)
+        if f.init
+        and f.default is dataclasses.MISSING
+        and f.default_factory is dataclasses.MISSING
+        and f.name not in config
+    ]
+    if missing:
+        raise ValueError(f"data source {name!r}: kind {kind!r} needs {', '.join(missing)}")
+    return cls, {key: config[key] for key in config if key in fields}
+
+
+# --- reasoning_gym -----------------------------------------------------------------------------------------------
+
+
+@register("reasoning_gym")
+@dataclasses.dataclass
+class ReasoningGym:
+    """Tasks of the reasoning-gym package: made on access, so a huge ``size`` costs nothing.
+
+    Attributes:
+        task: Registered task, such as ``chain_sum``.
+        params: The task's own parameters.
+        size: Number of items; keep it when resuming.
+        seed: Item i is made from ``seed + i``: two nearby seeds share items. Held-out questions are therefore kept out
+            of training by their text, not by their seed.
+    """
+
+    task: str
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    size: int = 1_000_000
+    seed: int = 0
+
+    default_verifier: ClassVar[str] = "reasoning_gym"
+    lazy: ClassVar[bool] = True
+    _HASHED: ClassVar[int] = 8
+
+    def __post_init__(self) -> None:
+        # A ConfigDict has its own types for nested values; the scorer's memo needs plain JSON.
+        params = self.params.to_dict() if hasattr(self.params, "to_dict") else dict(self.params)
+        self.params = json.loads(json.dumps(params))
+        self.dropped: dict[str, int] = {}
+        self._data = reasoning_gym.dataset(self.task, self.params, self.seed, self.size)
+
+    @classmethod
+    def check(cls, own: Mapping[str, Any]) -> None:
+        reasoning_gym.check_task(own["task"])
+        if not 0 < own.get("size", 1) < 2**32:
+            raise ValueError(f"size must lie between 1 and 2**32 - 1, got {own['size']}")
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Record:
+        meta = {"task": self.task, "params": self.params, "seed": self.seed, "size": self.size, "index": int(index)}
+        entry = reasoning_gym.entry(meta)
+        answer = entry["answer"]
+        return Record(str(int(index)), entry["question"], "" if answer is None else str(answer), meta)
+
+    def content_hash(self) -> str:
+        """Of the first items: notices another version of the package, or another hash seed."""
+        return _hash_records(self[i] for i in range(min(self._HASHED, self.size)))
+
+
+# --- tables ------------------------------------------------------------------------------------------------------
+
+# Field names of well-known files: values that the user sets win over these.
+PRESETS: dict[str, dict[str, Any]] = {
+    "gsm8k": {"question": "question", "answer": "answer", "gold": "after:####"},
+    "svamp": {"question": "{Body}. {Question}", "answer": "Answer"},
+    "math_train": {"question": "problem", "answer": "answer"},
+    "math500": {"question": "problem", "answer": "answer"},
+    "deepmath": {"question": "prompt", "answer": "ground_truth"},
+    "aime": {"question": "problem", "answer": "expected_answer"},
+    "amc23": {"question": "problem", "answer": "answer"},
+}
+
+
+@dataclasses.dataclass
+class _Table:
+    """Rows with a question and an answer column.
+
+    Attributes:
+        preset: Name in :data:`PRESETS`; supplies the fields below that are left empty.
+        question: Column with the question, or several columns as ``"{Body} {Question}"``; "" is ``question``.
+        answer: Column with the answer; "" is ``answer``.
+        gold: How to get the gold from the answer: "" as it is, ``after:<marker>`` the text after the last marker,
+            ``regex:<pattern>`` the first group of the last match. Rows without a gold are left out and counted.
+        start: First row to use.
+        size: Number of rows to use from there on; 0 is all.
+        tolerance: Largest absolute difference that the ``numeric`` verifier accepts.
+    """
+
+    preset: str = ""
+    question: str = ""
+    answer: str = ""
+    gold: str = ""
+    start: int = 0
+    size: int = 0
+    tolerance: float = 0.0
+
+    default_verifier: ClassVar[str] = "numeric:boxed"
+    lazy: ClassVar[bool] = False
+
+    @classmethod
+    def check(cls, own: Mapping[str, Any]) -> None:
+        preset, gold = own.get("preset", ""), own.get("gold", "")
+        if preset and preset not in PRESETS:
+            raise ValueError(f"unknown preset {preset!r}; known: {', '.join(sorted(PRESETS))}")
+        if gold and not gold.startswith(("after:", "regex:")):
+            raise ValueError(f"gold must be empty, 'after:<marker>' or 'regex:<pattern>', got {gold!r}")
+        if gold.startswith("regex:") and re.compile(gold[6:]).groups < 1:
+            raise ValueError(f"gold {gold!r} needs a group (...) around the gold answer")
+
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        raise TypeError("a table kind defines rows()")
+
+    def __post_init__(self) -> None:
+        preset = PRESETS.get(self.preset, {})
+        question = self.question or preset.get("question", "question")
+        answer = self.answer or preset.get("answer", "answer")
+        extract = self.gold or preset.get("gold", "")
+        meta = {"tolerance": self.tolerance} if self.tolerance else {}
+        rows = self.rows()
+        stop = self.start + self.size if self.size else len(rows)
+        self.dropped: dict[str, int] = {}
+        self._records: list[Record] = []
+        for index in range(self.start, min(stop, len(rows))):
+            row = rows[index]
+            gold = _gold(_column(row, answer, index), extract)
+            if not gold:
+                self.dropped["no_gold"] = self.dropped.get("no_gold", 0) + 1
+                continue
+            self._records.append(Record(str(index), _question(row, question, index), gold, meta))
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> Record:
+        return self._records[index]
+
+    def content_hash(self) -> str:
+        return _hash_records(self._records)
+
+
+@register("jsonl")
+@dataclasses.dataclass
+class JsonLines(_Table):
+    """A file of JSON lines or one JSON list, plain or gzipped. ``path`` is relative to the working directory."""
+
+    path: str = dataclasses.field(kw_only=True)
+
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        path = Path(self.path).expanduser()
+        if not path.is_file():
+            raise ValueError(f"no file {self.path!r} (looked in {path.absolute().parent})")
+        try:
+            raw = path.read_bytes()
+            text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+        except (gzip.BadGzipFile, UnicodeDecodeError) as error:
+            raise ValueError(f"{self.path}: {error}") from error
+        if text.lstrip().startswith("["):
+            return json.loads(text)
+        rows = []
+        for number, line in enumerate(text.split("\n"), 1):  # not splitlines: U+2028 is legal inside JSON
+            if line.strip():
+                try:
+                    rows.append(json.loads(line))
+                except json.JSONDecodeError as error:
+                    raise ValueError(f"{self.path}, line {number}: {error}") from error
+        return rows
+
+
+@register("huggingface")
+@dataclasses.dataclass
+class HuggingFace(_Table):
+    """A data set of the Hugging Face hub, or a local directory that ``datasets`` reads."""
+
+    path: str = dataclasses.field(kw_only=True)
+    name: str = ""
+    split: str = "train"
+    revision: str = ""
+
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        try:
+            import datasets
+        except ImportError as error:
+            raise ValueError("kind 'huggingface' needs the datasets library: pip install datasets") from error
+        try:
+            return datasets.load_dataset(self.path, self.name or None, split=self.split, revision=self.revision or None)
+        except Exception as error:  # hub, file and parser errors have no common base
+            raise ValueError(
+                f"can't load {self.path!r}, split {self.split!r} ({type(error).__name__}: {error}). Without a network, "
+                "save the data set as JSON lines and use kind 'jsonl'."
+            ) from error
+
+
+def _column(row: Mapping[str, Any], name: str, index: int) -> Any:
+    if name not in row:
+        raise ValueError(f"row {index} has no field {name!r}; it has {', '.join(map(repr, row))}")
+    return row[name]
+
+
+def _question(row: Mapping[str, Any], spec: str, index: int) -> str:
+    if "{" not in spec:
+        return str(_column(row, spec, index)).strip()
+    text = re.sub(r"\{(\w+)\}", lambda m: str(_column(row, m[1], index)).strip(), spec)
+    return re.sub(r"([.?!])\. ", r"\1 ", text)  # a column may bring the full stop that joins it to the next
+
+
+def _gold(answer: Any, extract: str) -> str:
+    if answer is None:
+        return ""
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)  # 27.0 is how a table says 27
+    text = str(answer).strip()
+    if extract.startswith("after:"):
+        _, marker, text = text.rpartition(extract[6:])
+        return text.strip() if marker else ""
+    if extract.startswith("regex:"):
+        found = list(re.finditer(extract[6:], text))
+        return (found[-1][1] or "").strip() if found else ""
+    return text
+
+
+def _hash_records(records: Iterator[Record] | Sequence[Record]) -> str:
+    digest = hashlib.sha256()
+    for r in records:
+        digest.update(json.dumps([r.key, r.question, r.gold]).encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,296 @@
+"""Prompts for training, evaluation and warm start: pure functions of (configuration, seed, position).
+
+Every source is shuffled anew each epoch by Grain, repeated, and the sources are mixed by weight. A position in the
+mixture is an index, so a resume needs one number. Prompts that are too long or held out for evaluation are holes:
+
+* tables are filtered when they are loaded, so their epochs have no holes;
+* procedural sources, which may have 10^9 items, are filtered on access. The same positions are holes in every run, and
+  :meth:`PromptStream.take` passes over them.
+
+Either way each remaining prompt comes exactly once per epoch of its source, however often a run is killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from brorl_jax import rewards
+from brorl_jax.data import sources as sources_lib
+from brorl_jax.data.sources import Record, Source
+from brorl_jax.data.tokenizer import Tokenizer
+from brorl_jax.types import Prompt
+
+_ORDER = "grain-1"  # the order of prompts for a seed; change it when the pipeline changes
+_MAX_HOLES = 20_000
+_NO_EXCLUSIONS: frozenset[str] = frozenset()
+
+
+def question_hash(question: str) -> str:
+    """Identity of a question regardless of white space, for keeping held-out questions out of training."""
+    return hashlib.sha256(" ".join(question.split()).encode()).hexdigest()[:24]
+
+
+def exclusions(prompts: Iterable[Prompt]) -> frozenset[str]:
+    """The question hashes of ``prompts``, to be kept out of training."""
+    return frozenset(question_hash(p.meta["question"]) for p in prompts)
+
+
+class _Maker:
+    """Turns records of one source into prompts, or says why not."""
+
+    def __init__(
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        tokenizer: Tokenizer,
+        max_prompt_tokens: int,
+        system_prompt: str,
+        exclude: frozenset[str],
+    ):
+        self.name = name
+        self.source: Source = sources_lib.load(name, config)
+        self.dropped: dict[str, int] = {"too_long": 0, "held_out": 0, **self.source.dropped}
+        self.config: Mapping[str, Any] = config
+        self._verifier = sources_lib.verifier_name(config)
+        self._template: str = config.get("prompt", "{question}")
+        self._tokenizer, self._max, self._system, self._exclude = tokenizer, max_prompt_tokens, system_prompt, exclude
+
+    def make(self, record: Record) -> Prompt | None:
+        """The prompt, or None (counted in ``dropped``) if it is held out or longer than the limit."""
+        if self._exclude and question_hash(record.question) in self._exclude:
+            self.dropped["held_out"] += 1
+            return None
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        user = {"role": "user", "content": self._template.replace("{question}", record.question)}
+        tokens, text = self._tokenizer.encode_prompt([*system, user])
+        if len(tokens) > self._max:
+            self.dropped["too_long"] += 1
+            return None
+        return Prompt(
+            id=f"{self.name}/{record.key}",
+            tokens=tokens,
+            text=text,
+            gold=record.gold,
+            verifier=self._verifier,
+            source=self.name,
+            meta={"question": record.question, **record.meta},
+        )
+
+    def describe(self) -> dict[str, str]:
+        """What the order and content of this source's prompts depend on."""
+        return {
+            f"source {self.name}: weight": str(float(self.config.get("weight", 1.0))),
+            f"source {self.name}: prompt": self._template,
+            f"source {self.name}: verifier": self._verifier,
+            f"source {self.name}: size": str(len(self.source)),
+            f"source {self.name}: content": self.source.content_hash(),
+        }
+
+
+class PromptStream:
+    """An endless, resumable sequence of training prompts.
+
+    Args:
+        sources: Source descriptions by name (see :mod:`brorl_jax.data.sources`).
+        tokenizer: Of the model that is trained.
+        seed: Of the order; other seeds give unrelated orders.
+        max_prompt_tokens: Longer prompts never reach the engine.
+        system_prompt: Put before every question; "" for none.
+        exclude: Hashes of questions that must not be trained on, see :func:`exclusions`.
+
+    Attributes:
+        dropped: For every source, prompts left out by reason (``too_long``, ``held_out``, ``no_gold``): for a table
+            since loading, for a procedural source among the positions visited by this object.
+
+    Raises:
+        ValueError: a source is described wrongly or nothing of it is left.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Mapping[str, Any]],
+        tokenizer: Tokenizer,
+        *,
+        seed: int,
+        max_prompt_tokens: int,
+        system_prompt: str = "",
+        exclude: frozenset[str] = _NO_EXCLUSIONS,
+    ):
+        if not sources:
+            raise ValueError("no data source: give data.train at least one, such as kind='reasoning_gym'")
+        makers = [
+            _Maker(name, sources[name], tokenizer, max_prompt_tokens, system_prompt, exclude)
+            for name in sorted(sources)
+        ]
+        self.dropped = {m.name: m.dropped for m in makers}
+        self._max = max_prompt_tokens
+        self._position = 0
+        self._parts = {
+            "order": _ORDER,
+            "seed": str(seed),
+            "tokenizer": tokenizer.fingerprint(),
+            "max_prompt_tokens": str(max_prompt_tokens),
+            "system_prompt": system_prompt,
+            "held-out questions": _digest(sorted(exclude)),
+            **{key: value for m in makers for key, value in m.describe().items()},
+        }
+        self._mixture = _mixture(makers, seed)
+
+    def take(self, n: int) -> list[Prompt]:
+        """The next ``n`` prompts.
+
+        Raises:
+            ValueError: nearly every prompt is dropped, so that the wait would be endless.
+        """
+        prompts: list[Prompt] = []
+        holes = 0
+        while len(prompts) < n:
+            prompt = self._mixture[self._position]
+            self._position += 1
+            if prompt is not None:
+                prompts.append(prompt)
+                holes = 0
+            elif (holes := holes + 1) >= _MAX_HOLES:
+                raise ValueError(
+                    f"the last {holes} training prompts were all dropped ({self.dropped}): raise "
+                    f"data.max_prompt_tokens (now {self._max}), hold fewer questions out, or widen the task"
+                )
+        return prompts
+
+    def state(self) -> dict[str, Any]:
+        """JSON-serialisable: the position after the last prompt taken and what the order depends on."""
+        return {"position": self._position, "fingerprint": self.fingerprint(), "depends_on": dict(self._parts)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continues where ``state`` was taken.
+
+        Raises:
+            ValueError: the data, tokenizer, seed or filter differ from those of ``state``; the message says how.
+        """
+        if state["fingerprint"] != self.fingerprint():
+            then, now = state["depends_on"], self._parts
+            changed = [
+                f"  {key}: was {then.get(key, 'absent')!r}, is {now.get(key, 'absent')!r}"
+                for key in sorted({*then, *now})
+                if then.get(key) != now.get(key)
+            ]
+            raise ValueError(
+                "the training data is not that of the checkpoint, so prompts would be lost or repeated:\n"
+                + "\n".join(changed)
+                + "\nRestore the old settings, or start in a new workdir."
+            )
+        self._position = int(state["position"])
+
+    def fingerprint(self) -> str:
+        """Hash of all that determines which prompt stands at which position."""
+        return _digest(self._parts)
+
+
+class Pair(NamedTuple):
+    """A prompt and the ids of a right response to it, EOS included: int32 ``[R]``."""
+
+    prompt: Prompt
+    response: np.ndarray
+
+
+def warmup_pair(prompt: Prompt, tokenizer: Tokenizer) -> Pair:
+    """The gold answer in the prompt's own answer format, for the supervised warm start.
+
+    Raises:
+        ValueError: the prompt's verifier knows no single gold answer.
+    """
+    text = rewards.get(prompt.verifier).render(prompt)
+    if text is None:
+        raise ValueError(f"{prompt.id}: verifier {prompt.verifier!r} has no single gold answer to warm up on")
+    return Pair(prompt, np.append(tokenizer.encode_response(text), np.int32(tokenizer.eos_id)))
+
+
+def held_out(
+    name: str,
+    config: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    *,
+    max_prompts: int,
+    max_prompt_tokens: int,
+    system_prompt: str = "",
+) -> list[Prompt]:
+    """A fixed list of evaluation prompts with distinct questions: the same for every run seed.
+
+    Args:
+        name: Of the source.
+        config: Its description.
+        tokenizer: Of the model that is evaluated.
+        max_prompts: At most so many; 0 is all of them. Of a larger table, a fixed random choice in file order.
+        max_prompt_tokens: Longer prompts are left out.
+        system_prompt: As in training.
+
+    Raises:
+        ValueError: nothing is left, or all of a procedural source of more than 10^5 items is asked for.
+    """
+    maker = _Maker(name, config, tokenizer, max_prompt_tokens, system_prompt, _NO_EXCLUSIONS)
+    size, limit = len(maker.source), max_prompts or len(maker.source)
+    if maker.source.lazy and limit > 100_000:
+        raise ValueError(f"evaluation source {name!r} makes {limit} prompts: set eval.max_prompts or a smaller size")
+    if maker.source.lazy:
+        order: Iterable[int] = range(min(size, 50 * limit))
+    else:
+        order = range(size) if limit >= size else random.Random(0).sample(range(size), size)
+    chosen: dict[str, tuple[int, Prompt]] = {}
+    for index in order:
+        if len(chosen) >= limit:
+            break
+        record = maker.source[index]
+        identity = question_hash(record.question)
+        if identity not in chosen and (prompt := maker.make(record)) is not None:
+            chosen[identity] = (index, prompt)
+    if not chosen:
+        raise ValueError(f"no prompt of evaluation source {name!r} fits {max_prompt_tokens} tokens: {maker.dropped}")
+    return [prompt for _, prompt in sorted(chosen.values(), key=lambda pair: pair[0])]
+
+
+def sample_texts(sources: Mapping[str, Mapping[str, Any]], n: int) -> list[str]:
+    """Templated questions and gold responses of up to ``n`` records a source: what a tokenizer is trained on."""
+    texts: list[str] = []
+    for name in sorted(sources):
+        config = sources[name]
+        source = sources_lib.load(name, config)
+        verifier = rewards.get(sources_lib.verifier_name(config))
+        for index in range(min(n, len(source))):
+            record = source[index]
+            texts.append(config.get("prompt", "{question}").replace("{question}", record.question))
+            prompt = Prompt(record.key, np.zeros(1, np.int32), "", record.gold, verifier.name, name, record.meta)
+            if (response := verifier.render(prompt)) is not None:
+                texts.append(response)
+    return texts
+
+
+def _mixture(makers: list[_Maker], seed: int) -> Any:
+    import grain  # takes seconds
+
+    shuffled = [_prompts(m, grain).seed(_source_seed(seed, m.name)).shuffle().repeat() for m in makers]
+    return grain.MapDataset.mix(shuffled, weights=[float(m.config.get("weight", 1.0)) for m in makers])
+
+
+def _prompts(maker: _Maker, grain: Any) -> Any:
+    if maker.source.lazy:
+        return grain.MapDataset.range(len(maker.source)).map(lambda i: maker.make(maker.source[i]))
+    kept = [p for i in range(len(maker.source)) if (p := maker.make(maker.source[i])) is not None]
+    if not kept:
+        raise ValueError(f"no prompt of data source {maker.name!r} is left: {maker.dropped}")
+    return grain.MapDataset.source(kept)
+
+
+def _source_seed(seed: int, name: str) -> int:
+    # Grain shuffles epoch e with seed + e, so neighbouring run seeds would share their orders, and sources of one size
+    # would share one permutation.
+    return int(_digest([seed, name])[:8], 16)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
