@@ -15,6 +15,8 @@ import re
 import runpy
 import sys
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
@@ -49,29 +51,29 @@ def load(path: str) -> ConfigDict:
     return config
 
 
-def parse(argv: list[str], flag_values: flags.FlagValues = FLAGS) -> list[str]:
-    """Flags to ``flag_values.config``: the file's config with the overrides applied, and validated."""
+def parse(argv: list[str]) -> list[str]:
+    """Parses the flags; ``FLAGS.config`` is then the file's config with the overrides applied, and validated."""
     first = flags.FlagValues()
     first.set_gnu_getopt(True)
     flags.DEFINE_string("config", None, "", flag_values=first)
     rest = first(argv, known_only=True)
     if first.config is None:
         if any(re.match(r"--?help", arg) for arg in rest):
-            return flag_values(rest)
+            return FLAGS(rest)
         raise UserError("--config is missing; for example --config=configs/quickstart.py")
     config = load(first.config)
     for arg in rest[1:]:
         if override := re.match(r"--?(?:no)?config\.([^=]*)", arg):
             check_override(override[1], config)
     try:
-        config_flags.DEFINE_config_dict("config", config, "Set by --config=FILE.", flag_values, sys_argv=rest)
-        left = flag_values(rest)
+        config_flags.DEFINE_config_dict("config", config, "Set by --config=FILE.", sys_argv=rest)
+        left = FLAGS(rest)
     except (flags.Error, TypeError, ValueError) as error:
         raise UserError(str(error).splitlines()[0]) from error
     if left[1:]:
         raise UserError(f"{left[1]!r} is not a flag; write --name=value")
-    config_lib.validate(flag_values.config)
-    if not flag_values.dry_run and not flag_values.workdir:
+    config_lib.validate(FLAGS.config)
+    if not FLAGS.dry_run and not FLAGS.workdir:
         raise UserError("--workdir is missing; name the folder of the run, or use --dry_run")
     return left
 
@@ -87,10 +89,10 @@ def run(_: list[str]) -> None:
     train.run(config, pathlib.Path(FLAGS.workdir))
 
 
-def guarded(function):
+def guarded(function: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
     """``function``, with a ``UserError`` shown as one line and exit status 2."""
 
-    def wrapper(argv: list[str]):
+    def wrapper(argv: list[str]) -> Any:
         try:
             return function(argv)
         except UserError as error:

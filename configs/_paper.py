@@ -9,8 +9,7 @@ from brorl_jax.config import default, source
 
 BASE_SAMPLES = 512 * 16  # [P] samples per step of the N = 16 arm: what the base learning rate belongs to
 
-# [V1] trained on 96 reasoning-gym tasks and does not list them; these are ours, across its eleven groups, without tasks
-# whose scorer pays for constant or arbitrary answers.
+# [V1] trains on 96 reasoning-gym tasks and does not list them; this choice across the eleven groups is ours.
 REASONING_GYM = {
     "algebra": ("simple_equations", "polynomial_equations", "simple_integration"),
     "algorithmic": ("word_sequence_reversal", "number_sorting", "spell_backward", "base_conversion"),
@@ -65,7 +64,9 @@ def _data(config):
     )
     tasks = [(group, task) for group, names in REASONING_GYM.items() for task in names]
     for index, (group, task) in enumerate(tasks):
-        tag = {"task": task, "verifier": "reasoning_gym", "answer_format": "tag"}  # [V1] <answer> tags
+        # [V1] the task's own continuous score, <answer> tags; the sentence that asks for them is ours
+        prompt = "{question}\nGive the final answer within <answer> </answer> tags."
+        tag = {"task": task, "verifier": "reasoning_gym", "answer_format": "tag", "prompt": prompt}
         share = 37.0 / len(REASONING_GYM) / len(REASONING_GYM[group])  # ours: groups equal
         config.data.train[task] = source("reasoning_gym", **tag, seed=index, size=10_000, weight=share)
         config.data.eval[task] = source("reasoning_gym", **tag, seed=10_000 + index, size=100)  # [V1] 100 items a task
