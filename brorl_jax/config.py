@@ -31,27 +31,29 @@ REMAT = ("none", "full", "dots")
 ANSWER_FORMATS = ("boxed", "tag", "hash", "last_line", "whole")
 VERIFIERS = ("reasoning_gym", "reasoning_gym_strict", "exact", "numeric")
 
-# Keys every data source has, then those of its kind. The default's type is the type of the field.
-SOURCE_KEYS: dict[str, Any] = {
+# Fields of every data source, then those of its kind (defined by brorl_jax.data.sources; repeated here, where importing
+# it would cost seconds). The default's type is the type of the field.
+SOURCE_FIELDS: dict[str, Any] = {
     "kind": "",  # one of SOURCE_KINDS
-    "verifier": "",  # registered name, see brorl_jax.rewards
-    "answer_format": "",  # where a response states its answer, one of ANSWER_FORMATS; empty: the verifier's usual place
+    "verifier": "",  # <scorer>[:<answer format>], see VERIFIERS and ANSWER_FORMATS; empty: the kind's usual one
     "weight": 1.0,  # share of the mix, relative to the other sources of the same stage
-    "size": 0,  # prompts to use, counted from the first; 0 = all (reasoning_gym, which never ends, needs a number)
-    "seed": 0,  # of the generator (reasoning_gym); files are read in their own order and shuffled by `seed`
     "prompt": "{question}",  # user message; {question} is replaced
 }
+_TABLE: dict[str, Any] = {
+    "preset": "",  # names the fields of a well-known file; empty: none
+    "question": "",  # column, or several as "{Body} {Question}"; empty: the preset's, or "question"
+    "answer": "",  # column; empty: the preset's, or "answer"
+    "gold": "",  # how the gold answer stands in it: empty: all of it, "after:<marker>" or "regex:<pattern>"
+    "start": 0,  # first row
+    "size": 0,  # rows from there; 0 = all
+    "tolerance": 0.0,  # largest absolute difference that the numeric verifier accepts
+    "path": "",  # file, or hub dataset
+}
 SOURCE_KINDS: dict[str, dict[str, Any]] = {
-    "reasoning_gym": {"task": "", "params": {}},  # registered task and its parameters
-    "jsonl": {"path": "", "question": "question", "answer": "answer", "gold": ""},  # file, its fields
-    "huggingface": {  # hub dataset, split, commit or tag, its fields
-        "path": "",
-        "split": "train",
-        "revision": "",
-        "question": "question",
-        "answer": "answer",
-        "gold": "",
-    },
+    # registered task, its parameters, number of items; item i is made from seed + i
+    "reasoning_gym": {"task": "", "params": {}, "size": 1_000_000, "seed": 0},
+    "jsonl": _TABLE,
+    "huggingface": {**_TABLE, "name": "", "split": "train", "revision": ""},
 }
 
 
@@ -61,10 +63,7 @@ class ConfigError(UserError):
 
 def source(kind: str, **fields: Any) -> ConfigDict:
     """A data source of one kind with every key present, so that each can be overridden on the command line."""
-    known = {**SOURCE_KEYS, **SOURCE_KINDS.get(kind, {}), "kind": kind}
-    if kind == "reasoning_gym" and "verifier" not in fields:
-        fields["verifier"] = "reasoning_gym"
-    return ConfigDict({**known, **fields})
+    return ConfigDict({**SOURCE_FIELDS, **SOURCE_KINDS.get(kind, {}), "kind": kind, **fields})
 
 
 def default() -> ConfigDict:

@@ -174,7 +174,7 @@ def _check_sources(config: ConfigDict, stage: str) -> None:
         kind = entry.get("kind", "")
         if kind not in fields.SOURCE_KINDS:
             _fail(f"{path}.kind", kind, f"unknown kind of source{suggest(str(kind), fields.SOURCE_KINDS)}")
-        known = {**fields.SOURCE_KEYS, **fields.SOURCE_KINDS[kind]}
+        known = {**fields.SOURCE_FIELDS, **fields.SOURCE_KINDS[kind]}
         for key in entry:
             if key not in known:
                 raise ConfigError(f"config.{path}.{key}: unknown field of a {kind} source{suggest(key, known)}")
@@ -187,16 +187,18 @@ def _check_sources(config: ConfigDict, stage: str) -> None:
 
 
 def _check_source_values(path: str, entry: ConfigDict) -> None:
-    for key, names in (("verifier", fields.VERIFIERS), ("answer_format", ("", *fields.ANSWER_FORMATS))):
-        if entry[key] not in names:
-            _fail(f"{path}.{key}", entry[key], f"unknown {key}{suggest(entry[key], names)}")
+    scorer, colon, place = entry.verifier.partition(":")
+    if entry.verifier and scorer not in fields.VERIFIERS:
+        _fail(f"{path}.verifier", entry.verifier, f"unknown verifier{suggest(scorer, fields.VERIFIERS)}")
+    if colon and place not in fields.ANSWER_FORMATS:
+        _fail(f"{path}.verifier", entry.verifier, f"unknown answer format{suggest(place, fields.ANSWER_FORMATS)}")
     if not entry.weight > 0:
         _fail(f"{path}.weight", entry.weight, "must be above 0; remove the source to leave it out")
-    if entry.size < 0 or entry.seed < 0:
-        key = "size" if entry.size < 0 else "seed"
-        _fail(f"{path}.{key}", entry[key], "must be at least 0")
-    if "{question}" not in entry.prompt:
-        _fail(f"{path}.prompt", entry.prompt, "must contain {question}")
+    for key in ("seed", "start", "size", "tolerance"):
+        if entry.get(key, 0) < 0:
+            _fail(f"{path}.{key}", entry[key], "must be at least 0")
+    if entry.prompt.count("{question}") != 1:
+        _fail(f"{path}.prompt", entry.prompt, "must contain {question} exactly once")
     if entry.kind == "reasoning_gym":
         if not entry.task:
             _fail(f"{path}.task", entry.task, "name a reasoning-gym task, such as 'chain_sum'")
@@ -259,12 +261,14 @@ def _check_model(config: ConfigDict) -> None:
         )
 
 
-def _content(entry: ConfigDict) -> Any:
-    """What decides which prompts a source yields: two sources with equal content share them."""
+def _rows(entry: ConfigDict) -> tuple[Any, float, float]:
+    """(what is read, first item, end): sources that read the same with overlapping ranges share prompts."""
     if entry.kind == "reasoning_gym":
         params = entry.params.to_dict() if isinstance(entry.params, ConfigDict) else dict(entry.params)
-        return entry.kind, entry.task, json.dumps(params, sort_keys=True), entry.seed
-    return entry.kind, entry.path, entry.get("split", ""), entry.get("revision", "")
+        read = (entry.kind, entry.task, json.dumps(params, sort_keys=True))
+        return read, entry.seed, entry.seed + entry.size
+    read = (entry.kind, entry.path, *(entry.get(key, "") for key in ("name", "split", "revision")))
+    return read, entry.start, entry.start + entry.size if entry.size else math.inf
 
 
 def _check_data(config: ConfigDict) -> None:
@@ -276,16 +280,16 @@ def _check_data(config: ConfigDict) -> None:
     if config.eval.every and not data.eval:
         _fail("eval.every", config.eval.every, "nothing to evaluate; add a source to data.eval or set 0")
     for name, entry in data.eval.items():
+        read, first, end = _rows(entry)
         for stage in ("train", "warmup"):
             for other, twin in data[stage].items():
-                if _content(entry) == _content(twin):
-                    path = f"data.eval.{name}.{'seed' if entry.kind == 'reasoning_gym' else 'path'}"
-                    _fail(
-                        path,
-                        _get(config, path),
-                        f"yields the prompts of data.{stage}.{other}, so they are not held "
-                        "out; use another seed, file or split",
+                same, begin, stop = _rows(twin)
+                if read == same and first < stop and begin < end:
+                    key = "seed" if entry.kind == "reasoning_gym" else "start"
+                    problem = (
+                        f"shares items {max(first, begin):g} to {min(end, stop):g} with data.{stage}.{other}, so they"
                     )
+                    _fail(f"data.eval.{name}.{key}", entry[key], f"{problem} are not held out; keep the ranges apart")
 
 
 def _check_rollout(config: ConfigDict) -> None:

@@ -57,19 +57,18 @@ def _data(config):
         path="agentica-org/DeepScaleR-Preview-Dataset",
         question="problem",
         answer="answer",
-        verifier="numeric",
-        answer_format="boxed",
+        verifier="numeric:boxed",
         weight=40.0,
         prompt="{question}\nLet's think step by step and output the final answer within \\boxed{}.",  # [V1] asks both
     )
     tasks = [(group, task) for group, names in REASONING_GYM.items() for task in names]
-    for index, (group, task) in enumerate(tasks):
+    for group, task in tasks:
         # [V1] the task's own continuous score, <answer> tags; the sentence that asks for them is ours
         prompt = "{question}\nGive the final answer within <answer> </answer> tags."
-        tag = {"task": task, "verifier": "reasoning_gym", "answer_format": "tag", "prompt": prompt}
+        tag = {"task": task, "verifier": "reasoning_gym:tag", "prompt": prompt}
         share = 37.0 / len(REASONING_GYM) / len(REASONING_GYM[group])  # ours: groups equal
-        config.data.train[task] = source("reasoning_gym", **tag, seed=index, size=10_000, weight=share)
-        config.data.eval[task] = source("reasoning_gym", **tag, seed=10_000 + index, size=100)  # [V1] 100 items a task
+        config.data.train[task] = source("reasoning_gym", **tag, seed=1_000_000, size=10_000, weight=share)
+        config.data.eval[task] = source("reasoning_gym", **tag, seed=0, size=100)  # [V1] 100 items a task
     config.data.max_prompt_tokens = 1024  # [OR] 9,216 - 8,192; of [P]'s 16,384 in all
     config.rollout.max_tokens = 15_360  # the rest of [P]'s 16,384
 

@@ -14,7 +14,7 @@ from brorl_jax.config import default, source
 
 
 def _sums(seed: int, size: int):
-    """Sums of two three-digit numbers; each seed is a set of its own."""
+    """Sums of two three-digit numbers; item i is made from seed + i, so the ranges must not meet."""
     task = {"min_terms": 2, "max_terms": 2, "min_digits": 3, "max_digits": 3, "allow_negation": False}
     return source(
         "reasoning_gym",
@@ -22,8 +22,7 @@ def _sums(seed: int, size: int):
         params=task,
         seed=seed,
         size=size,
-        verifier="reasoning_gym_strict",
-        answer_format="whole",
+        verifier="reasoning_gym_strict:whole",
     )
 
 
@@ -32,9 +31,9 @@ def get_config():
     config = default()
     config.name = "quickstart"
 
-    config.data.warmup.sums = _sums(seed=1, size=100_000)
-    config.data.train.sums = _sums(seed=2, size=100_000)
-    config.data.eval.sums = _sums(seed=3, size=256)
+    config.data.warmup.sums = _sums(seed=1_000_000, size=100_000)
+    config.data.train.sums = _sums(seed=2_000_000, size=100_000)
+    config.data.eval.sums = _sums(seed=0, size=256)
     config.data.max_prompt_tokens = 48
 
     config.rollout.prompts_per_step = 64

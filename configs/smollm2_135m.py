@@ -22,8 +22,7 @@ def _sums(seed: int, size: int):
         seed=seed,
         size=size,
         prompt=prompt,
-        answer_format="last_line",
-        verifier="reasoning_gym_strict",
+        verifier="reasoning_gym_strict:last_line",
     )
 
 
@@ -34,8 +33,8 @@ def get_config():
     config.model.path = "models/smollm2-135m"
     config.model.remat = "full"
 
-    config.data.train.sums = _sums(seed=1, size=1000)
-    config.data.eval.sums = _sums(seed=2, size=32)
+    config.data.train.sums = _sums(seed=1_000_000, size=1000)
+    config.data.eval.sums = _sums(seed=0, size=32)
     config.data.max_prompt_tokens = 128
 
     config.rollout.prompts_per_step = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -22,8 +23,8 @@ LEAVES = leaves(config_lib.default())
 def valid() -> ConfigDict:
     """The smallest config that passes."""
     config = config_lib.default()
-    config.data.train.sums = source("reasoning_gym", task="chain_sum", size=100, seed=1)
-    config.data.eval.sums = source("reasoning_gym", task="chain_sum", size=10, seed=2)
+    config.data.train.sums = source("reasoning_gym", task="chain_sum", size=100, seed=10)
+    config.data.eval.sums = source("reasoning_gym", task="chain_sum", size=10, seed=0)
     config_lib.validate(config)
     return config
 
@@ -153,7 +154,7 @@ IMPOSSIBLE = [
     ([("data.train", ConfigDict())], "config.data.train = {}: no source of prompts"),
     ([("warmup.steps", 5)], "config.warmup.steps = 5: the warm start has no data"),
     ([("data.eval", ConfigDict()), ("eval.every", 5)], "config.eval.every = 5: nothing to evaluate"),
-    ([("data.eval.sums.seed", 1)], "config.data.eval.sums.seed = 1: yields the prompts of data.train.sums"),
+    ([("data.eval.sums.seed", 1)], "config.data.eval.sums.seed = 1: shares items 10 to 11 with data.train.sums"),
     ([("eval.top_p", 1.2)], "config.eval.top_p = 1.2: must lie in (0, 1]"),
     ([("optim.lr", 0.0)], "config.optim.lr = 0.0: must be above 0"),
     ([("optim.lr", math.nan)], "config.optim.lr = nan: must be a finite number"),
@@ -175,8 +176,8 @@ SOURCES = [
     (("task", ""), "config.data.train.sums.task = '': name a reasoning-gym task"),
     (("weight", 0.0), "config.data.train.sums.weight = 0.0: must be above 0"),
     (("verifier", "nummeric"), "unknown verifier; did you mean 'numeric'?"),
-    (("answer_format", "box"), "unknown answer_format; did you mean 'boxed'?"),
-    (("prompt", "solve it"), "config.data.train.sums.prompt = 'solve it': must contain {question}"),
+    (("verifier", "numeric:box"), "unknown answer format; did you mean 'boxed'?"),
+    (("prompt", "solve it"), "config.data.train.sums.prompt = 'solve it': must contain {question} exactly once"),
 ]
 
 
@@ -192,14 +193,16 @@ def test_files_and_hub_sources_need_a_path():
         assert message == "config.data.train.more.path = '': name the file or hub dataset to read"
 
 
-def test_evaluating_on_the_training_file_is_refused_and_another_split_is_not():
+def test_evaluating_on_training_rows_is_refused_and_other_rows_are_not():
     def hub(split):
         return source("huggingface", path="some/set", split=split, verifier="numeric")
 
     message = problem(("data.train.a", hub("train")), ("data.eval.b", hub("train")))
-    assert "config.data.eval.b.path = 'some/set': yields the prompts of data.train.a" in message
+    assert "config.data.eval.b.start = 0: shares items 0 to inf with data.train.a" in message
     config = valid()
     config.data.train.a, config.data.eval.b = hub("train"), hub("test")
+    config.data.train.c = source("jsonl", path="a.jsonl", start=100)
+    config.data.eval.d = source("jsonl", path="a.jsonl", size=100)
     config_lib.validate(config)
 
 
@@ -282,9 +285,9 @@ def test_a_frozen_config_cannot_change():
 
 
 def test_names_are_those_of_the_rooms():
+    from brorl_jax import rewards
     from brorl_jax.learner import advantages, kl, losses, mismatch, reduce
     from brorl_jax.models import transformer
-    from brorl_jax.rewards import formats, registry
 
     assert set(config_lib.ADVANTAGES) == set(advantages.ADVANTAGES)
     assert set(config_lib.NORMALISERS) == set(advantages.NORMALISERS)
@@ -293,5 +296,18 @@ def test_names_are_those_of_the_rooms():
     assert set(config_lib.MISMATCH_KINDS) == set(mismatch.MISMATCH)
     assert set(config_lib.AGGREGATIONS) == set(reduce.AGGREGATIONS)
     assert set(config_lib.REMAT) == set(transformer.REMAT)
-    assert set(config_lib.ANSWER_FORMATS) == set(formats.FORMATS)
-    assert set(config_lib.VERIFIERS) == set(registry.names())
+    assert set(config_lib.ANSWER_FORMATS) == set(rewards.FORMATS)
+    assert set(config_lib.VERIFIERS) == set(rewards.names())
+
+
+def test_source_fields_are_those_of_the_data_room():
+    from brorl_jax.data import sources
+
+    assert set(config_lib.SOURCE_KINDS) == set(sources._KINDS)
+    assert config_lib.SOURCE_FIELDS == sources._COMMON
+    for kind, ours in config_lib.SOURCE_KINDS.items():
+        theirs = {field.name: field for field in dataclasses.fields(sources._KINDS[kind]) if field.init}
+        assert set(ours) == set(theirs)
+        for name, field in theirs.items():
+            if field.default is not dataclasses.MISSING:
+                assert ours[name] == field.default, (kind, name)

@@ -116,16 +116,3 @@ def test_every_field_is_read():
         if file.name not in DEFINITIONS or file.parent != PACKAGE:
             read |= reads(file.read_text(), paths)
     assert sorted(set(paths) - read) == []
-
-
-@pytest.mark.skipif(not (PACKAGE / "data" / "sources.py").is_file(), reason="there are no data sources yet")
-def test_every_field_of_a_source_is_read():
-    keys = set(config_lib.SOURCE_KEYS).union(*config_lib.SOURCE_KINDS.values())
-    named = set()
-    for file in [*(PACKAGE / "data").rglob("*.py"), PACKAGE / "train.py"]:
-        if file.is_file():
-            for node in ast.walk(ast.parse(file.read_text())):
-                named |= {node.attr} if isinstance(node, ast.Attribute) else set()
-                named |= {node.value} if isinstance(node, ast.Constant) and isinstance(node.value, str) else set()
-                named |= {node.arg} if isinstance(node, ast.arg) else set()
-    assert sorted(keys - named) == []
