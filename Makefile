@@ -1,0 +1,89 @@
+# make quickstart   install and train a small model that learns to add, then show what it learned
+# make test         install and run the tests (make test-all: the slow ones, too)
+#
+# Everything lives in .venv, made once by the first Python >= 3.11 found; PYTHON=... chooses another.
+# jax comes without CUDA unless nvidia-smi finds a GPU; GPU=0 or GPU=1 overrules that.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+RUNS := runs
+PYTHON ?=
+GPU ?= $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU' && echo 1 || echo 0)
+EXTRAS := $(if $(filter 1,$(GPU)),cuda12,)
+comma := ,
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
+
+export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.3
+export PYTHONHASHSEED := 0# some reasoning-gym tasks depend on it
+
+.PHONY: help quickstart smollm2 report test test-all lint format types clean
+
+help:
+	@sed -n '1,5s/^# \{0,1\}//p' Makefile
+
+# --- environment ---------------------------------------------------------------------------------------------------
+
+$(VENV)/made:
+	@for python in $(PYTHON) $(if $(PYTHON),,python3.12 python3.11 python3 python3.13 python); do \
+	  "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	  "$$python" -c 'import ensurepip, venv' 2>/dev/null || { no_venv="$$python"; continue; }; \
+	  echo "making $(VENV) with $$("$$python" --version)"; \
+	  "$$python" -m venv --clear $(VENV); touch $@; exit 0; \
+	done; \
+	if [ -n "$${no_venv:-}" ]; then \
+	  echo "error: $$no_venv has no venv module; on Debian: apt-get install python3-venv" >&2; \
+	else \
+	  echo "error: no Python >= 3.11 found$(if $(PYTHON), at $(PYTHON)); install one, or name it: make PYTHON=/path/to/python3" >&2; \
+	fi; exit 1
+
+$(VENV)/installed: $(VENV)/made pyproject.toml requirements.txt
+	@echo "installing brorl_jax $(if $(EXTRAS),with $(EXTRAS),for CPU)"
+	@$(PIP) --editable '.[$(EXTRAS)]'
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	@echo "installing the test tools"
+	@$(PIP) --editable '.[dev$(if $(EXTRAS),$(comma)$(EXTRAS))]'
+	@touch $@
+
+# --- runs ----------------------------------------------------------------------------------------------------------
+
+quickstart: $(VENV)/installed
+	@$(BIN)/python -m brorl_jax.main --config=configs/quickstart.py --workdir=$(RUNS)/quickstart
+
+models/smollm2-135m/config.json: | $(VENV)/installed
+	@$(BIN)/python -m brorl_jax.models.smollm2 --out models/smollm2-135m
+
+smollm2: $(VENV)/installed models/smollm2-135m/config.json
+	@$(BIN)/python -m brorl_jax.main --config=configs/smollm2_135m.py --workdir=$(RUNS)/smollm2
+
+report: $(VENV)/installed
+	@$(BIN)/python -m brorl_jax.report $(wildcard $(RUNS)/*)
+
+# --- checks --------------------------------------------------------------------------------------------------------
+
+test: $(VENV)/installed-dev
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: $(VENV)/installed-dev
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/installed-dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: $(VENV)/installed-dev
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+types: $(VENV)/installed-dev
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+clean:
+	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .hypothesis *.egg-info
