@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from brorl_jax.errors import UserError
+
+Config: TypeAlias = Any  # a ConfigDict or FrozenConfigDict; its fields have no types that a checker could see
 
 ENGINES = ("local",)
 ADVANTAGES = ("reinforce_pp_baseline", "grpo", "dr_grpo", "rloo")
@@ -61,24 +63,28 @@ class ConfigError(UserError):
     """A config that cannot run: one line naming the field, its value and what to do."""
 
 
-def source(kind: str, **fields: Any) -> ConfigDict:
+def source(kind: str, **fields: Any) -> Config:
     """A data source of one kind with every key present, so that each can be overridden on the command line."""
     return ConfigDict({**SOURCE_FIELDS, **SOURCE_KINDS.get(kind, {}), "kind": kind, **fields})
 
 
-def default() -> ConfigDict:
+def _section() -> Config:
+    return ConfigDict()
+
+
+def default() -> Config:
     """Every field with its default. Locked: only ``data.{train,eval,warmup}`` take new (source) names."""
-    config = ConfigDict()
+    config = _section()
     config.name = "brorl"  # of the run, for logs and the report
     config.seed = 0  # parameters, data order, sampling: everything random is derived from it
 
-    config.model = ConfigDict()
+    config.model = _section()
     config.model.path = ""  # directory or hub id; empty: build model.new and train its tokenizer
     config.model.revision = ""  # hub branch, tag or commit; empty: the hub's default
     config.model.compute_dtype = "float32"  # of activations and matrix products; ours: float32 is the fast one on CPU
     config.model.param_dtype = "float32"  # of stored parameters and optimiser moments; ours
     config.model.remat = "none"  # what the backward pass recomputes: none, full (each layer), dots (keep products)
-    config.model.new = ConfigDict()  # architecture built when model.path is empty; ours, sized for two CPU cores
+    config.model.new = _section()  # architecture built when model.path is empty; ours, sized for two CPU cores
     config.model.new.family = "qwen3"
     config.model.new.hidden = 128  # width D
     config.model.new.layers = 3
@@ -88,14 +94,14 @@ def default() -> ConfigDict:
     config.model.new.ffn = 384  # width of the gated MLP
     config.model.new.vocab_size = 512  # of the tokenizer that is trained with it
 
-    config.data = ConfigDict()
-    config.data.train = ConfigDict()  # named sources of RL prompts
-    config.data.eval = ConfigDict()  # named sources, held out
-    config.data.warmup = ConfigDict()  # named sources of (question, answer) pairs for the supervised warm start
+    config.data = _section()
+    config.data.train = _section()  # named sources of RL prompts
+    config.data.eval = _section()  # named sources, held out
+    config.data.warmup = _section()  # named sources of (question, answer) pairs for the supervised warm start
     config.data.system_prompt = ""  # system message; empty: none
     config.data.max_prompt_tokens = 256  # tokens; longer prompts are dropped and counted at load (P40)
 
-    config.rollout = ConfigDict()
+    config.rollout = _section()
     config.rollout.engine = "local"
     config.rollout.prompts_per_step = 128  # groups trained per step, after filtering; [P]
     config.rollout.n = 512  # rollouts per prompt N; [P]
@@ -105,16 +111,16 @@ def default() -> ConfigDict:
     config.rollout.min_p = 0.0  # training needs 0
     config.rollout.max_tokens = 256  # tokens of a response, stop token included
     config.rollout.stop_ids = ()  # token ids that end a response, beside the model's own
-    config.rollout.local = ConfigDict()
+    config.rollout.local = _section()
     config.rollout.local.rows = 64  # responses decoded together; ours
     config.rollout.local.chunk = 16  # tokens decoded between two checks for finished rows; ours
 
-    config.filter = ConfigDict()
+    config.filter = _section()
     config.filter.dynamic = True  # drop groups whose raw rewards are all equal and ask for more; [P][V2]
     config.filter.max_generation_batches = 10  # rounds of generation per step before training on what is there; [NR]
     config.filter.min_valid = 0.5  # least share of a group's N samples with a reward for it to be trained; ours
 
-    config.algo = ConfigDict()
+    config.algo = _section()
     config.algo.advantage = "reinforce_pp_baseline"  # [P][V2]
     config.algo.normalise = (
         "tokens"  # what reinforce_pp_baseline's batch mean and deviation are over: tokens ([NR][OR])
@@ -127,18 +133,18 @@ def default() -> ConfigDict:
     config.algo.dual_clip = 0.0  # cap c > 1 of the ratio where the advantage is negative; 0 = off; ours
     config.algo.aggregation = "token"  # sum over tokens / all tokens; [NR][OR]
     config.algo.updates_per_step = 4  # mini-batches, by prompts, one epoch; [V1]
-    config.algo.kl = ConfigDict()
+    config.algo.kl = _section()
     config.algo.kl.estimator = "k2"  # (log ratio)^2 / 2 in the loss; [V2]
     config.algo.kl.coef = 1e-4  # beta; 0 = no reference policy at all; [NR][OR]
     config.algo.kl.clamp = 10.0  # nats, |log ratio| <= clamp; [V2]
-    config.algo.mismatch = ConfigDict()
+    config.algo.mismatch = _section()
     config.algo.mismatch.kind = "tis"  # correction for engine/trainer differences; [P]
     config.algo.mismatch.low = 0.0  # masks drop a token or sequence whose weight is below; tis does not use it
     config.algo.mismatch.high = (
         2.0  # weights above it are cut to it (tis) or dropped (masks); [TIS]; [NR] mask [0.5, 5.0]
     )
     config.algo.mismatch.stop_above = 0.0  # nats, mean |logp difference| that stops the run; 0 = never; ours
-    config.algo.reference = ConfigDict()
+    config.algo.reference = _section()
     config.algo.reference.every = 0  # steps between resets of the reference policy to the policy; 0 = never
     config.algo.reference.kl_spike = (
         0.0  # nats of policy/kl_ref that trigger a reset; 0 = off; [V2] names the rule only
@@ -146,7 +152,7 @@ def default() -> ConfigDict:
     config.algo.reference.stall = 0  # evaluations without a new best that trigger a reset; 0 = off; [V2], rule only
     config.algo.reference.reset_optimiser = False  # also forget the optimiser's moments; [V2] keeps, [V1] resets
 
-    config.shaping = ConfigDict()  # of the rewards that make advantages; filtering uses the raw ones (P17)
+    config.shaping = _section()  # of the rewards that make advantages; filtering uses the raw ones (P17)
     config.shaping.stop_properly = 1.0  # factor on the reward of truncated samples; 1 = off, 0 = none; [NR] 0
     config.shaping.overlong_buffer = 0  # tokens before max_tokens over which the penalty grows; 0 = off; [OR] 6144
     config.shaping.overlong_penalty = 0.0  # reward taken off at max_tokens, linear over the buffer
@@ -156,7 +162,7 @@ def default() -> ConfigDict:
     config.shaping.cosine_on = 100  # steps with the length reward, then; [V2]
     config.shaping.cosine_off = 500  # steps without, in turn; [V2]
 
-    config.optim = ConfigDict()
+    config.optim = _section()
     config.optim.lr = 1e-6  # at base_samples samples per step; [OR]
     config.optim.base_samples = 8192  # samples per step that `lr` belongs to: 512 prompts x 16; [P]
     config.optim.lr_rule = "sqrt"  # lr * (samples per step / base_samples)^(1/2); [P]
@@ -167,20 +173,20 @@ def default() -> ConfigDict:
     config.optim.weight_decay = 0.0  # decoupled, on matrices only; ours
     config.optim.clip_norm = 1.0  # of the global gradient; 0 = off; ours (usual)
 
-    config.batch = ConfigDict()  # shape [slots, rows, row_tokens] of a micro-batch, see types.Batch
+    config.batch = _section()  # shape [slots, rows, row_tokens] of a micro-batch, see types.Batch
     config.batch.slots = 1  # prompts whose responses share a micro-batch
     config.batch.rows = 16  # packed rows per slot
     config.batch.row_tokens = 256  # tokens of a row
 
-    config.train = ConfigDict()
+    config.train = _section()
     config.train.steps = 100  # steps of the loop
 
-    config.warmup = ConfigDict()  # supervised warm start before RL
+    config.warmup = _section()  # supervised warm start before RL
     config.warmup.steps = 0  # updates; 0 = no warm start
     config.warmup.batch = 256  # examples per update
     config.warmup.lr = 1e-3  # peak
 
-    config.eval = ConfigDict()
+    config.eval = _section()
     config.eval.every = 0  # steps; 0 = never during training
     config.eval.samples = 16  # responses per prompt; [P]
     config.eval.temperature = 0.6  # [P]; 0 = greedy
@@ -188,17 +194,17 @@ def default() -> ConfigDict:
     config.eval.max_prompts = 0  # per source; 0 = all
     config.eval.before_training = True  # measure the start, too
 
-    config.checkpoint = ConfigDict()
+    config.checkpoint = _section()
     config.checkpoint.every = 10  # steps; 0 = only at the end and on SIGTERM
     config.checkpoint.keep = 2  # last ones kept, beside the best by evaluation
 
-    config.log = ConfigDict()
+    config.log = _section()
     config.log.rollouts = True  # write every sample to workdir/rollouts
     config.log.tensorboard = True
     config.log.wandb_project = ""  # empty: no Weights & Biases
     config.log.every = 1  # steps between two lines on the terminal
 
-    config.mesh = ConfigDict()  # devices = data * fsdp * tensor
+    config.mesh = _section()  # devices = data * fsdp * tensor
     config.mesh.data = 1  # replicas
     config.mesh.fsdp = 1  # shards of parameters and optimiser state; batches are split over data * fsdp
     config.mesh.tensor = 1  # shards of each matrix product
@@ -209,7 +215,7 @@ def default() -> ConfigDict:
     return config
 
 
-def derived(config: ConfigDict) -> dict[str, Any]:
+def derived(config: Config) -> dict[str, Any]:
     """Figures that follow from the fields: samples and updates per step, the scaled learning rate, token bounds.
 
     The learning rate is lr * (samples per step / base_samples)^p with p = 0, 1/2 or 1 for lr_rule constant, sqrt,
@@ -234,17 +240,17 @@ def derived(config: ConfigDict) -> dict[str, Any]:
     }
 
 
-def freeze(config: ConfigDict) -> FrozenConfigDict:
+def freeze(config: Config) -> Config:
     """An immutable, hashable copy: what the rooms behind ``train.run`` see."""
     return FrozenConfigDict(config)
 
 
-def to_json(config: ConfigDict | FrozenConfigDict) -> str:
+def to_json(config: Config) -> str:
     """The resolved config as indented JSON, keys sorted: ``workdir/config.json``."""
     return json.dumps(config.to_dict(), indent=2)
 
 
-def validate(config: ConfigDict) -> None:
+def validate(config: Config) -> None:
     """Raises ``ConfigError`` for the first unknown key, wrong type or impossible combination; touches no model."""
     from brorl_jax import config_checks  # the checks are a room of their own; they import this one
 

@@ -17,7 +17,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from brorl_jax import config as fields
-from brorl_jax.config import ConfigError
+from brorl_jax.config import Config, ConfigError
 
 STAGES = ("train", "eval", "warmup")
 
@@ -67,7 +67,7 @@ BETWEEN = {
 }
 
 
-def check(config: ConfigDict) -> None:
+def check(config: Config) -> None:
     """Runs every check in order, cheapest first; raises ``ConfigError`` at the first problem."""
     _check_keys(config, fields.default(), "")
     for stage in STAGES:
@@ -88,7 +88,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
 
 
-def check_override(path: str, config: ConfigDict) -> None:
+def check_override(path: str, config: Config) -> None:
     """Raises ``ConfigError`` with a suggestion where ``--config.<path>`` names no value of this config."""
     node: Any = config
     parts = path.split(".")
@@ -102,7 +102,7 @@ def check_override(path: str, config: ConfigDict) -> None:
         raise ConfigError(f"config.{path}: is a section; set one of its fields: {', '.join(node)}")
 
 
-def _suggest_path(parts: list[str], depth: int, node: ConfigDict, config: ConfigDict) -> str:
+def _suggest_path(parts: list[str], depth: int, node: Config, config: Config) -> str:
     near = difflib.get_close_matches(parts[depth], list(node), n=1)
     same_name = [path for path in leaves(config) if path.split(".")[-1] == parts[-1]]
     if near:
@@ -112,7 +112,7 @@ def _suggest_path(parts: list[str], depth: int, node: ConfigDict, config: Config
     return suggest(parts[depth], node)
 
 
-def leaves(config: ConfigDict, prefix: str = "") -> list[str]:
+def leaves(config: Config, prefix: str = "") -> list[str]:
     """Dotted paths of all values; named data sources and their parameters included."""
     paths = []
     for key, value in config.items():
@@ -125,7 +125,7 @@ def _fail(path: str, value: Any, problem: str) -> None:
     raise ConfigError(f"config.{path} = {value!r}: {problem}")
 
 
-def _get(config: ConfigDict, path: str) -> Any:
+def _get(config: Config, path: str) -> Any:
     node: Any = config
     for part in path.split("."):
         node = node[part]
@@ -144,7 +144,7 @@ def _check_type(path: str, value: Any, like: Any) -> None:
         _fail(path, value, "must be a finite number")
 
 
-def _check_keys(config: ConfigDict, reference: ConfigDict, prefix: str) -> None:
+def _check_keys(config: Config, reference: Config, prefix: str) -> None:
     """Same sections, same keys, same types as ``reference``; named sources are checked by their kind."""
     for key in config:
         path = f"{prefix}{key}"
@@ -164,16 +164,16 @@ def _check_keys(config: ConfigDict, reference: ConfigDict, prefix: str) -> None:
             _check_type(path, value, like)
 
 
-def _check_sources(config: ConfigDict, stage: str) -> None:
+def _check_sources(config: Config, stage: str) -> None:
     for name, entry in config.data[stage].items():
         path = f"data.{stage}.{name}"
         if not re.fullmatch(r"\w+", name):
             _fail(path, name, "a source's name goes into metric names: letters, digits and _ only")
         if not isinstance(entry, ConfigDict):
             _fail(path, entry, "must be a source; use brorl_jax.config.source(kind, ...)")
-        kind = entry.get("kind", "")
+        kind = str(entry.get("kind", ""))
         if kind not in fields.SOURCE_KINDS:
-            _fail(f"{path}.kind", kind, f"unknown kind of source{suggest(str(kind), fields.SOURCE_KINDS)}")
+            _fail(f"{path}.kind", kind, f"unknown kind of source{suggest(kind, fields.SOURCE_KINDS)}")
         known = {**fields.SOURCE_FIELDS, **fields.SOURCE_KINDS[kind]}
         for key in entry:
             if key not in known:
@@ -186,7 +186,7 @@ def _check_sources(config: ConfigDict, stage: str) -> None:
         _check_source_values(path, entry)
 
 
-def _check_source_values(path: str, entry: ConfigDict) -> None:
+def _check_source_values(path: str, entry: Config) -> None:
     scorer, colon, place = entry.verifier.partition(":")
     if entry.verifier and scorer not in fields.VERIFIERS:
         _fail(f"{path}.verifier", entry.verifier, f"unknown verifier{suggest(scorer, fields.VERIFIERS)}")
@@ -208,7 +208,7 @@ def _check_source_values(path: str, entry: ConfigDict) -> None:
         _fail(f"{path}.path", entry.path, "name the file or hub dataset to read")
 
 
-def _check_values(config: ConfigDict) -> None:
+def _check_values(config: Config) -> None:
     for path, names in CHOICES.items():
         value = _get(config, path)
         if value not in names:
@@ -240,7 +240,7 @@ def _context(path: str) -> int | None:
         return None  # loading the model reports a broken file properly
 
 
-def _check_model(config: ConfigDict) -> None:
+def _check_model(config: Config) -> None:
     new = config.model.new
     if not config.model.path:
         if new.heads % new.kv_heads:
@@ -261,7 +261,7 @@ def _check_model(config: ConfigDict) -> None:
         )
 
 
-def _rows(entry: ConfigDict) -> tuple[Any, float, float]:
+def _rows(entry: Config) -> tuple[Any, float, float]:
     """(what is read, first item, end): sources that read the same with overlapping ranges share prompts."""
     if entry.kind == "reasoning_gym":
         params = entry.params.to_dict() if isinstance(entry.params, ConfigDict) else dict(entry.params)
@@ -271,7 +271,7 @@ def _rows(entry: ConfigDict) -> tuple[Any, float, float]:
     return read, entry.start, entry.start + entry.size if entry.size else math.inf
 
 
-def _check_data(config: ConfigDict) -> None:
+def _check_data(config: Config) -> None:
     data = config.data
     if not data.train:
         _fail("data.train", {}, "no source of prompts; add one with brorl_jax.config.source(kind, ...)")
@@ -292,7 +292,7 @@ def _check_data(config: ConfigDict) -> None:
                     _fail(f"data.eval.{name}.{key}", entry[key], f"{problem} are not held out; keep the ranges apart")
 
 
-def _check_rollout(config: ConfigDict) -> None:
+def _check_rollout(config: Config) -> None:
     rollout, updates = config.rollout, config.algo.updates_per_step
     if rollout.n < 2:
         _fail(
@@ -321,7 +321,7 @@ def _check_rollout(config: ConfigDict) -> None:
             _fail("rollout.stop_ids", tuple(rollout.stop_ids), "must hold token ids, whole numbers from 0")
 
 
-def _check_algorithm(config: ConfigDict) -> None:
+def _check_algorithm(config: Config) -> None:
     algo = config.algo
     batch_normalised = algo.advantage == "reinforce_pp_baseline"
     if batch_normalised and algo.normalise == "none":
@@ -346,7 +346,7 @@ def _check_algorithm(config: ConfigDict) -> None:
         _fail("algo.mismatch.high", high, "truncated importance sampling needs a cap of at least 1")
 
 
-def _check_reference_and_shaping(config: ConfigDict) -> None:
+def _check_reference_and_shaping(config: Config) -> None:
     reference, shaping = config.algo.reference, config.shaping
     for key in ("every", "kl_spike", "stall"):
         if reference[key] and not config.algo.kl.coef:
@@ -379,7 +379,7 @@ def _check_reference_and_shaping(config: ConfigDict) -> None:
             _fail("shaping.cosine_min", shaping.cosine_min, f"must be below cosine_max = {shaping.cosine_max}")
 
 
-def _check_batch(config: ConfigDict) -> None:
+def _check_batch(config: Config) -> None:
     batch, mesh = config.batch, config.mesh
     if config.rollout.max_tokens > batch.row_tokens:
         _fail(

@@ -30,7 +30,7 @@ flags.DEFINE_string("workdir", None, "Where the run is written, and resumed from
 flags.DEFINE_bool("dry_run", False, "Print the resolved config and its derived figures; import no jax, write nothing.")
 
 
-def load(path: str) -> ConfigDict:
+def load(path: str) -> config_lib.Config:
     """Runs ``get_config()`` of a config file (``file.py`` or ``file.py:argument``); it may import its neighbours."""
     name, *argument = path.split(":", 1)
     file = pathlib.Path(name)
