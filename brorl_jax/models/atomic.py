@@ -23,9 +23,9 @@ def replace_directory(target: Path) -> Iterator[Path]:
     ``.<name>.partial-*`` may remain and can be deleted.
 
     Where the file system cannot exchange two directories in one call, the old one is first renamed to
-    ``<name>.previous``; a crash between the two renames leaves it there, complete.
+    ``.<name>.previous``; a crash between the two renames leaves it there, complete.
     """
-    target = Path(os.path.abspath(target))
+    target = Path(os.path.realpath(target))
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial-{secrets.token_hex(4)}")
     partial.mkdir()
@@ -48,7 +48,7 @@ def _swap(new: Path, target: Path) -> None:
         return
     if _exchange(new, target):
         return
-    previous = target.with_name(f"{target.name}.previous")
+    previous = target.with_name(f".{target.name}.previous")
     shutil.rmtree(previous, ignore_errors=True)
     target.rename(previous)
     new.rename(target)

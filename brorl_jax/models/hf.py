@@ -81,7 +81,7 @@ def resolve(path: str | Path, revision: str | None = None) -> Path:
     if local.is_dir():
         return local
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", text):
-        previous = local.with_name(f"{local.name}.previous")
+        previous = local.with_name(f".{local.name}.previous")
         hint = f" ({previous} is the export before an interrupted save; rename it)" if previous.is_dir() else ""
         raise FileNotFoundError(f"no model directory at {text!r}, and it is not a hub id of the form owner/name{hint}")
     import huggingface_hub
