@@ -159,10 +159,7 @@ def run_facts(rows: list[Row], warmup: list[Row], config: Mapping[str, Any]) -> 
     total = train.get("steps") if isinstance(train, Mapping) else None
     step = rows[-1]["step"] if rows else 0
     finished = isinstance(total, int) and step >= total
-    if not rows:
-        state = "no step finished yet"
-    else:
-        state = "finished" if finished else "stopped early or still running"
+    state = "finished" if finished else "stopped early or still running" if rows else "no step finished yet"
     end = rows[-1] if rows else {}
     return {
         "title": config.get("name") or None,
@@ -265,8 +262,13 @@ def read_groups(path: Path, notes: list[str]) -> tuple[list[Row], bool]:
         rewards = series(group["rollouts"], "reward")
         group["n"] = len(group["rollouts"])
         group["mean_reward"] = sum(rewards) / len(rewards) if rewards else -1.0
-        group["best"] = sum(r >= max(rewards) for r in rewards) if rewards else 0
         group["solved"] = sum(r >= 1.0 for r in rewards)
+        group["levels"] = {
+            "high": group["solved"],
+            "mid": sum(0.0 < r < 1.0 for r in rewards),
+            "low": sum(r <= 0.0 for r in rewards),
+            "none": group["n"] - len(rewards),
+        }
     return list(groups.values()), complete
 
 
@@ -276,8 +278,13 @@ def _new_group(row: Row) -> Row:
 
 
 def _shrink(group: Row) -> Row:
-    """The group as the page shows it: rollouts sorted by reward, the middle ones left out, long texts cut."""
-    rollouts = sorted(group["rollouts"], key=lambda r: -(number(r.get("reward")) or 0.0))
+    """The group as the page shows it: equal rollouts merged, sorted by reward, the middle left out, long texts cut."""
+    merged: dict[tuple[Any, ...], Row] = {}
+    for row in group["rollouts"]:
+        same = tuple(row.get(key) for key in ("response", "reward", "advantage", "finish", "status", "n_tokens"))
+        merged.setdefault(same, row | {"samples": []})["samples"].append(row.get("sample"))
+    rollouts = sorted(merged.values(), key=lambda r: -(number(r.get("reward")) or 0.0))
+    group = group | {"distinct": len(rollouts)}
     if len(rollouts) > ROLLOUTS:
         rollouts = rollouts[: ROLLOUTS // 2] + rollouts[-ROLLOUTS // 2 :]
     small = [r | {"response": cut_text(str(r.get("response") or "")), "seed": str(r.get("seed"))} for r in rollouts]

@@ -14,7 +14,6 @@ from typing import Any
 
 from brorl_jax.metrics import clean_text
 
-
 SCRIPTS = ("charts.js", "rollouts.js", "report.js")
 
 

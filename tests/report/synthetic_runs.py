@@ -96,7 +96,7 @@ def metrics_row(step: int, n: int, prompts: int, steps: int, gain: float) -> dic
 
 
 def write_rollouts(directory: Path, step: int, n: int, skill: float, hostile: bool) -> None:
-    """Rollouts of 12 sums; the first prompt holds the hostile text if asked for."""
+    """Rollouts of 12 sums; every other prompt has a hostile response if asked for."""
     directory.mkdir(exist_ok=True)
     with gzip.open(directory / f"step_{step:06d}.jsonl.gz", "wt", encoding="utf-8") as file:
         for p in range(12):
@@ -118,8 +118,8 @@ def write_rollouts(directory: Path, step: int, n: int, skill: float, hostile: bo
                     "gold": str(a + b),
                     "sample": i,
                     "seed": 2**62 + i,
-                    "response": HOSTILE if hostile and p == 5 and i == 0 else text,
-                    "n_tokens": 20 + i % 9,
+                    "response": HOSTILE if hostile and p % 2 and i == 0 else text,
+                    "n_tokens": len(text) // 2,
                     "finish": "abort" if lost else "length" if i % 11 == 10 else "stop",
                     "status": "aborted" if lost else "truncated" if i % 11 == 10 else "ok",
                     "reward": None if lost else float(good),

@@ -31,6 +31,7 @@ const format = {
     if (a >= 1e9) return trim((v / 1e9).toFixed(2)) + "G";
     if (a >= 1e6) return trim((v / 1e6).toFixed(2)) + "M";
     if (a >= 1e4) return trim((v / 1e3).toFixed(1)) + "k";
+    if (a >= 1e3) return trim((v / 1e3).toFixed(2)) + "k";
     if (a >= 100) return trim(v.toFixed(1));
     if (a >= 0.01 || a === 0) return trim(v.toFixed(a >= 10 ? 2 : 3));
     return v.toExponential(1);
@@ -38,7 +39,7 @@ const format = {
   percent: (v) => trim((100 * v).toFixed(1)) + "%",
   seconds(v) {
     if (v >= 3600) return `${Math.floor(v / 3600)} h ${String(Math.round((v % 3600) / 60)).padStart(2, "0")} min`;
-    if (v >= 120) return `${Math.floor(v / 60)} min ${String(Math.round(v % 60)).padStart(2, "0")} s`;
+    if (v >= 60) return `${Math.floor(v / 60)} min ${String(Math.round(v % 60)).padStart(2, "0")} s`;
     return trim(v.toFixed(v < 10 ? 2 : 1)) + " s";
   },
 };
@@ -116,7 +117,7 @@ function paint(plot, tip, note, legend, spec, series, view) {
   const xs = live.flatMap((s) => [s.x[0], s.x[s.x.length - 1]]);
   let x0 = Math.min(...xs), x1 = Math.max(...xs);
   if (x0 === x1) [x0, x1] = [x0 - 0.5, x1 + 0.5];
-  const yTicks = ticks(y0, y1, 4);
+  const yTicks = ticks(y0, y1, 5.5);
   const labels = yTicks.map(spec.format);
   const left = 12 + 6.6 * Math.max(...labels.map((t) => t.length)), right = 10, top = 10, bottom = 24;
   const px = (x) => left + ((x - x0) / (x1 - x0)) * (width - left - right);
@@ -158,7 +159,7 @@ function range(spec, live) {
 
 function xTicks(root, view, x0, x1, px, room, y) {
   const [unit, suffix] = view.axis.time ? timeUnit(x1) : [1, ""];
-  const positions = ticks(x0 / unit, x1 / unit, Math.max(2, Math.floor(room / 70)));
+  const positions = ticks(x0 / unit, x1 / unit, Math.max(2, Math.floor(room / 52)));
   positions.filter((t) => view.axis.key !== "step" || Number.isInteger(t)).forEach((t) => {
     const x = px(t * unit), text = format.number(t) + suffix;
     const anchor = x > px(x1) - 14 ? "end" : x < px(x0) + 10 ? "start" : "middle";

@@ -24,8 +24,8 @@ const SECTIONS = [
     { title: "Reward", hint: "mean raw reward of all samples of a step", keys: ["reward/mean"], format: format.number, half: true, tall: true },
   ]],
   ["Exploration", [
-    { title: "Dynamic-sampling pass rate", hint: "groups kept of those generated: some right, some wrong", keys: ["groups/pass_rate"], format: format.percent },
-    { title: "Groups by outcome", hint: "share of prompts nobody solved, some solved, all solved", stack: "groups", format: format.percent, bounds: [0, 1] },
+    { title: "Dynamic-sampling pass rate", hint: "groups kept of those generated", keys: ["groups/pass_rate"], format: format.percent },
+    { title: "Groups by outcome", hint: "how many rollouts of a prompt were right", stack: "groups", format: format.percent, bounds: [0, 1] },
     { title: "Entropy", hint: "nats per token of the policy", keys: ["policy/entropy"], format: format.number },
     { title: "KL to the reference", hint: "nats per token", keys: ["policy/kl_ref"], format: format.number },
     { title: "Response length", hint: "mean tokens", keys: ["length/mean"], format: format.number },
@@ -34,7 +34,7 @@ const SECTIONS = [
   ["Stability", [
     { title: "Gradient norm", hint: "before clipping", keys: ["optim/grad_norm"], format: format.number, clip: true, zero: true },
     { title: "Clipped from above", hint: "share of tokens whose ratio met the upper bound", keys: ["policy/clip_high"], format: format.percent, zero: true },
-    { title: "Engine and trainer apart", hint: "KL between the two, nats per token", keys: ["mismatch/kl"], format: format.number },
+    { title: "Engine–trainer mismatch", hint: "KL of the sampled tokens, nats per token", keys: ["mismatch/kl"], format: format.number },
   ]],
   ["Cost", [
     { title: "Time of a step", hint: "seconds by phase", stack: "time", format: format.seconds, clip: true },
@@ -118,7 +118,7 @@ function runCard(run) {
   }
   if (f.reward) stats.push(stat("reward", arrow(f.reward[0], f.reward[1], (v) => v.toFixed(3))));
   stats.push(stat("steps", f.total ? `${f.step} of ${f.total}` : String(f.step)));
-  if (f.wall !== null) stats.push(stat("wall time", format.seconds(f.wall), f.warmup_wall ? `+ ${format.seconds(f.warmup_wall)} warm start` : null));
+  if (f.wall !== null) stats.push(stat("wall time", format.seconds(f.wall), f.warmup_wall ? `+ ${format.seconds(f.warmup_wall)} warm-up` : null));
   if (f.samples) stats.push(stat("samples", format.number(f.samples), `${format.number(f.tokens)} tokens`));
   const title = f.title && f.title !== run.name ? el("span", { class: "config", text: f.title }) : null;
   return el("article", { class: "card run" },
@@ -158,7 +158,7 @@ function events() {
   for (const e of all) (kinds[`${RUNS.indexOf(e.run)} ${e.text}`] ??= { run: e.run, text: e.text, steps: [] }).steps.push(e.step);
   const where = (s) => `step${s.length > 1 ? "s" : ""} ${s.slice(0, 12).join(", ")}${s.length > 12 ? ` and ${s.length - 12} more` : ""}`;
   return el("section", { class: "card" }, el("h2", { text: "Events" }), el("ul", { class: "events" },
-    Object.values(kinds).map((k) => el("li", {}, RUNS.length > 1 ? swatch(k.run.color) : null, el("span", { text: k.text }), el("small", { text: where(k.steps) })))));
+    Object.values(kinds).map((k) => el("li", {}, RUNS.length > 1 ? swatch(k.run.color) : null, el("p", {}, el("span", { text: k.text }), " ", el("small", { text: where(k.steps) }))))));
 }
 
 /* ---- controls ---- */
@@ -169,7 +169,7 @@ function radios(name, label, options, current, change) {
 }
 
 function select(label, options, current, change) {
-  return el("label", { class: "field" }, el("span", { text: label }), el("select", { change: (e) => change(e.target.value) },
+  return el("label", { class: "field" }, el("span", { text: label }), el("select", { "aria-label": label, change: (e) => change(e.target.value) },
     options.map(([value, text]) => el("option", { value, selected: String(value) === String(current), text }))));
 }
 
@@ -223,7 +223,7 @@ function curves() {
 
 document.getElementById("head").append(
   el("p", { class: "eyebrow", text: "brorl_jax · training report" }),
-  el("h1", { text: RUNS.map((run) => run.name).join("  vs  ") }),
+  el("h1", { text: RUNS.length > 3 ? `${RUNS.length} runs compared` : RUNS.map((run) => run.name).join(" vs ") }),
   el("div", { class: "runs" }, RUNS.map(runCard)));
 document.getElementById("main").append(...[curves(), settings(), events(), browser(RUNS, select)].filter(Boolean));
 document.getElementById("foot").append(el("p", { text: `Made ${DATA.made}. Everything shown is inside this file; it loads nothing.` }));

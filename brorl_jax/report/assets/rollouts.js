@@ -18,9 +18,8 @@ function gist(prompt) {
 
 function strip(group) {
   const node = el("span", { class: "strip", "aria-hidden": "true" });
-  for (const kind of ["high", "mid", "low", "none"]) {
-    const share = group.rollouts.filter((r) => level(r.reward) === kind).length / group.rollouts.length;
-    if (share) { const bar = el("i", { class: kind }); bar.style.flexGrow = share; node.append(bar); }
+  for (const [kind, count] of Object.entries(group.levels)) {
+    if (count) { const bar = el("i", { class: kind }); bar.style.flexGrow = count; node.append(bar); }
   }
   return node;
 }
@@ -37,8 +36,10 @@ function rolloutCard(r) {
   const shaped = r.shaped_reward !== null && r.shaped_reward !== undefined && r.shaped_reward !== r.reward;
   return el("li", { class: "rollout" }, el("div", { class: "facts" },
     el("span", { class: `reward ${level(r.reward)}` }, el("small", { text: "reward" }), " ", el("b", { text: r.reward === null ? "none" : fixed(r.reward, 2) })),
+    r.samples.length > 1 && el("b", { class: "times", title: `${r.samples.length} rollouts gave this response`, text: `× ${r.samples.length}` }),
     shaped && fact("shaped", fixed(r.shaped_reward, 2)), fact("advantage", fixed(r.advantage, 3)), fact("ended by", r.finish),
-    fact("status", r.status ?? "–"), fact("tokens", r.n_tokens), fact("mean logp", fixed(r.mean_logp, 3)), fact("sample", r.sample)),
+    fact("status", r.status ?? "–"), fact("tokens", r.n_tokens), fact("mean logp", fixed(r.mean_logp, 3)),
+    r.samples.length > 1 ? fact("samples", r.samples.slice(0, 6).join(", ") + (r.samples.length > 6 ? ", …" : "")) : fact("sample", r.samples[0])),
   text, long && more);
 }
 
@@ -80,7 +81,6 @@ function browser(runs, select) {
       list.replaceChildren(...groups.map((g) => el("li", {}, el("button", { type: "button", click: (e) => {
         list.querySelectorAll("button").forEach((b) => b.setAttribute("aria-pressed", String(b === e.currentTarget)));
         chooseGroup(g);
-        if (getComputedStyle(list).overflowX === "auto") return;
         if (detail.getBoundingClientRect().top < 0) detail.scrollIntoView({ block: "start" });
       }, "aria-pressed": String(g === group) }, el("span", { class: "gist", text: gist(g.prompt) }),
       el("span", { class: "score", text: `${g.solved} of ${g.n} right` }), strip(g)))));
@@ -94,7 +94,9 @@ function browser(runs, select) {
 function showGroup(detail, group, order) {
   const rollouts = [...group.rollouts].sort(order);
   const outcomes = [...new Set(rollouts.map((r) => r.outcome))].join(", ");
-  const some = rollouts.length < group.n ? `the ${rollouts.length} best and worst of ${group.n} rollouts` : `${group.n} rollouts`;
+  const some = rollouts.length < group.distinct
+    ? `${group.n} rollouts, ${group.distinct} different; the ${rollouts.length} with the highest and lowest rewards are shown`
+    : `${group.n} rollouts` + (group.distinct < group.n ? `, ${group.distinct} different` : "");
   detail.replaceChildren(
     el("dl", { class: "question" },
       el("div", {}, el("dt", { text: "prompt" }), el("dd", {}, el("pre", { text: group.prompt, tabindex: 0 }))),
