@@ -16,7 +16,9 @@ PYTHON ?=
 GPU ?= $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU' && echo 1 || echo 0)
 EXTRAS := $(if $(filter 1,$(GPU)),cuda12,)
 comma := ,
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
+# Python compiles what it imports, once; all packages together are ten times as much. Unless it may not write bytecode.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --use-pep517 \
+       $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile)
 
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.3
@@ -44,7 +46,9 @@ $(VENV)/made:
 
 $(VENV)/installed: $(VENV)/made pyproject.toml requirements.txt
 	@echo "installing brorl_jax $(if $(EXTRAS),with $(EXTRAS),for CPU)"
-	@$(PIP) --editable '.[$(EXTRAS)]'
+	@command -v cc >/dev/null || echo "note: no C compiler; reasoning-gym's pycosat comes as source" \
+	  "(on Debian: apt-get install build-essential python3-dev)" >&2
+	@$(PIP) --editable '.$(if $(EXTRAS),[$(EXTRAS)])'
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed

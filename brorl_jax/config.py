@@ -166,7 +166,7 @@ def default() -> Config:
     config.optim.lr = 1e-6  # at base_samples samples per step; [OR]
     config.optim.base_samples = 8192  # samples per step that `lr` belongs to: 512 prompts x 16; [P]
     config.optim.lr_rule = "sqrt"  # lr * (samples per step / base_samples)^(1/2); [P]
-    config.optim.warmup_steps = 0  # updates over which the rate rises linearly from 0; ours
+    config.optim.warmup_steps = 0  # updates over which the rate rises linearly; ours
     config.optim.b1 = 0.9  # AdamW; ours (usual)
     config.optim.b2 = 0.999
     config.optim.eps = 1e-8

@@ -1,6 +1,6 @@
 """BroRL's arm: 128 prompts x 512 rollouts per step, 16,384 tokens of context.
 
-Paper: BroRL, arXiv 2510.01180, sections 4.2-4.3 and tables 1-5 (arm "BroRL"). Every value is tagged here or in
+Paper: BroRL, arXiv 2510.01180, tables 1 to 5 (arm "BroRL"). Every value is tagged here or in
 _paper.py as the paper's, a public re-implementation's, or ours where nobody published one.
 
 Hardware: the paper used 64 H100.

@@ -1,6 +1,6 @@
 """The paper's control arm: ProRL continued, 512 prompts x 16 rollouts per step, 16,384 tokens of context.
 
-Paper: BroRL, arXiv 2510.01180, sections 4.2-4.3 and tables 1-5 (arm "ProRL"). Differs from brorl_n512.py in prompts,
+Paper: BroRL, arXiv 2510.01180, tables 1 to 5 (arm "ProRL"). Differs from brorl_n512.py in prompts,
 N and the number of steps alone; the learning rate follows from the samples per step.
 
 Hardware: the paper used 64 H100.
