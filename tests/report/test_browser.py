@@ -137,6 +137,8 @@ def test_runs_toggle_axis_and_smoothing_change_the_curves(open_page):
     assert lines.nth(1).get_attribute("d") != by_step
     page.get_by_label("smoothing").first.fill("0.9")
     assert chart.locator("path.line.raw").count() == 2
+    held_out = page.locator(".chart", has=page.get_by_role("heading", name="Held-out accuracy"))
+    assert (held_out.locator("path.line").count(), held_out.locator("path.line.raw").count()) == (2, 0)
     page.get_by_role("checkbox", name="n64").uncheck()
     assert chart.locator("path.line:not(.raw)").count() == 1
     page.get_by_role("checkbox", name="n16").uncheck()

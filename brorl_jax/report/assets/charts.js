@@ -159,7 +159,7 @@ function range(spec, live) {
 
 function xTicks(root, view, x0, x1, px, room, y) {
   const [unit, suffix] = view.axis.time ? timeUnit(x1) : [1, ""];
-  const positions = ticks(x0 / unit, x1 / unit, Math.max(2, Math.floor(room / 52)));
+  const positions = ticks(x0 / unit, x1 / unit, Math.max(2, Math.floor(room / (view.axis.time ? 85 : 52))));
   positions.filter((t) => view.axis.key !== "step" || Number.isInteger(t)).forEach((t) => {
     const x = px(t * unit), text = format.number(t) + suffix;
     const anchor = x > px(x1) - 14 ? "end" : x < px(x0) + 10 ? "start" : "middle";

@@ -50,7 +50,8 @@ function points(table, key, axis, weight) {
     const at = (table[axis] || [])[i];
     if (v !== null && at !== null && at !== undefined) { x.push(at); raw.push(v); }
   });
-  return { x, raw, y: smoothed(raw, weight) };
+  // Evaluations are few and each is a measurement of its own: a smoothed one would state a figure nobody measured.
+  return { x, raw, y: key.startsWith("eval/") ? raw : smoothed(raw, weight) };
 }
 
 const shownRuns = () => RUNS.filter((run) => run.on);
