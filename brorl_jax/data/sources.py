@@ -178,9 +178,8 @@ class ReasoningGym:
     _HASHED: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
-        # A ConfigDict has its own types for nested values; the scorer's memo needs plain JSON.
-        params = self.params.to_dict() if hasattr(self.params, "to_dict") else dict(self.params)
-        self.params = json.loads(json.dumps(params))
+        # Plain JSON whatever mapping came in (a ConfigDict nests its own kind): it travels in Prompt.meta.
+        self.params = json.loads(json.dumps(dict(self.params), default=dict))
         self.dropped: dict[str, int] = {}
         self._data = reasoning_gym.dataset(self.task, self.params, self.seed, self.size)
 
@@ -325,7 +324,7 @@ class HuggingFace(_Table):
 
     def rows(self) -> Sequence[Mapping[str, Any]]:
         try:
-            import datasets
+            import datasets  # pyright: ignore[reportMissingImports]  # optional
         except ImportError as error:
             raise ValueError("kind 'huggingface' needs the datasets library: pip install datasets") from error
         try:
@@ -346,8 +345,12 @@ def _column(row: Mapping[str, Any], name: str, index: int) -> Any:
 def _question(row: Mapping[str, Any], spec: str, index: int) -> str:
     if "{" not in spec:
         return str(_column(row, spec, index)).strip()
-    text = re.sub(r"\{(\w+)\}", lambda m: str(_column(row, m[1], index)).strip(), spec)
-    return re.sub(r"([.?!])\. ", r"\1 ", text)  # a column may bring the full stop that joins it to the next
+
+    def column(match: re.Match[str]) -> str:
+        text = str(_column(row, match[1], index)).strip()
+        return text if text.endswith((".", "?", "!")) else text + match[2]  # one full stop where two columns meet
+
+    return re.sub(r"\{(\w+)\}(\.?)", column, spec)
 
 
 def _gold(answer: Any, extract: str) -> str:

@@ -105,19 +105,21 @@ def self_test(prompts: Iterable[Prompt], *, required: float = 0.99) -> int:
     Raises:
         ValueError: fewer than ``required`` score 1; the message shows the first failing rows.
     """
-    checked, failures = 0, []
+    checked = 0
+    failures: list[str] = []
     for prompt in prompts:
         verifier = get(prompt.verifier)
         response = verifier.render(prompt)
         if response is None:
             continue
         checked += 1
-        answer = verifier.extract(response, truncated=False)
         stats = GradingStats()
+        answer = verifier.extract(response, truncated=False)
         score = None if answer is None else _score(answer, prompt, stats)
-        if score is None or score < 1.0:
-            why = "no answer found" if answer is None else stats.errors[0] if stats.errors else f"scores {score:g}"
-            failures.append(f"  {prompt.id} ({verifier.name}): gold response {response!r}: {why}")
+        if score == 1.0:
+            continue
+        why = "no answer found" if answer is None else stats.errors[0] if stats.errors else f"scores {score:g}"
+        failures.append(f"  {prompt.id}, {verifier.name}, gold response {response}: {why}")
     if len(failures) > checked * (1 - required):
         shown = "\n".join(failures[:_SHOWN])
         raise ValueError(

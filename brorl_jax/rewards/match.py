@@ -15,17 +15,18 @@ _MAX_EXPONENT = 1_000
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
 _SIGNED = rf"[+-]?{_DECIMAL}"
 _EXPONENT = r"(?:[eE](?P<e>[+-]?\d+)|\*10\^\{?(?P<p>[+-]?\d+)\}?)"
-_NUMBER = re.compile(rf"(?P<m>{_SIGNED}){_EXPONENT}?(?P<percent>%)?")
-_FRACTION = re.compile(rf"(?P<n>{_SIGNED})/(?P<d>{_SIGNED})(?P<percent>%)?")
-_LATEX_FRACTION = re.compile(r"([+-]?)\\[dt]?frac(?:\{([^{}]*)\}|(\d))(?:\{([^{}]*)\}|(\d))")
+_NUMBER = re.compile(rf"(?P<m>{_SIGNED}){_EXPONENT}?(?P<percent>%)?", re.ASCII)
+_FRACTION = re.compile(rf"(?P<n>{_SIGNED})/(?P<d>{_SIGNED})(?P<percent>%)?", re.ASCII)
+_LATEX_FRACTION = re.compile(r"([+-]?)\\[dt]?frac(?:\{([^{}]*)\}|(\d))(?:\{([^{}]*)\}|(\d))", re.ASCII)
+_ENCLOSED = re.compile(r"\$(.*)\$|\\\((.*)\\\)|\\\[(.*)\\\]", re.DOTALL)
 _REWRITES = (
     (re.compile(r"[\u2212\u2013]"), "-"),  # Unicode minus and the en dash that stands in for it
-    (re.compile(r"\\[dt]?frac"), r"\\frac"),
-    (re.compile(r"\{,\}"), ","),
-    (re.compile(r"\\[,;!: ]|~"), ""),
-    (re.compile(r"\\?\$|\\[()\[\]]"), ""),
-    (re.compile(r"\\%"), "%"),
-    (re.compile(r"\s*(?:\\times|\\cdot|\u00d7|\*)\s*"), "*"),
+    (re.compile(r"(?<=\d)(?:\{,\}|\\[,!])(?=\d{3}(?!\d))"), ","),
+    (re.compile(r"^([+-]?)\s*\\?\$\s*"), r"\1"),  # currency
+    (re.compile(r"^([+-])\s+"), r"\1"),
+    (re.compile(r"\s*\\?%$"), "%"),
+    (re.compile(r"\s*(?:\\times|\\cdot|\u00d7|\*)\s*(?=10\^)"), "*"),
+    (re.compile(r"\s*/\s*"), "/"),
 )
 
 
@@ -38,11 +39,11 @@ def parse_number(text: str) -> Fraction | None:
     """
     if len(text) > _MAX_CHARS:
         return None
-    text = text.strip()
+    text = text.strip().removesuffix(".").strip()
+    if enclosed := _ENCLOSED.fullmatch(text):
+        text = next(inner for inner in enclosed.groups() if inner is not None).strip()
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
-    text = re.sub(r"^([+-])\s+", r"\1", text.strip().removesuffix(".").strip())
-    text = re.sub(r"\s*([/%])\s*", r"\1", text)
     if latex := _LATEX_FRACTION.fullmatch(text):
         sign, top, top1, bottom, bottom1 = latex.groups()
         text = f"{sign}{(top or top1 or '').strip()}/{(bottom or bottom1 or '').strip()}"
@@ -84,7 +85,7 @@ def numeric(answer: str, prompt: Prompt) -> float:
     """
     gold = parse_number(prompt.gold)
     if gold is None:
-        raise ValueError(f"{prompt.id}: the gold {prompt.gold!r} is not a number; use another verifier for this source")
+        raise ValueError(f"the gold {prompt.gold!r} is not a number; use another verifier for this source")
     value = parse_number(answer)
     if value is None:
         return 0.0

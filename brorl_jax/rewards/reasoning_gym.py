@@ -7,6 +7,7 @@ scorer needs is rebuilt from ``prompt.meta``: tasks are pure functions of (param
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import math
@@ -76,10 +77,13 @@ def _entry(task: str, params: str, seed: int, size: int, index: int) -> Any:
 
 
 def entry(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry (question, answer, metadata) that ``{"task", "params", "seed", "size", "index"}`` stands for."""
+    """The entry (question, answer, metadata) that ``{"task", "params", "seed", "size", "index"}`` stands for.
+
+    A fresh copy each time: scorers may change what they are given.
+    """
     check_task(meta["task"])
     params = json.dumps(dict(meta["params"]), sort_keys=True)
-    return _entry(meta["task"], params, meta["seed"], meta["size"], meta["index"])
+    return copy.deepcopy(_entry(meta["task"], params, meta["seed"], meta["size"], meta["index"]))
 
 
 def _gold(prompt: Prompt) -> str | None:
@@ -93,7 +97,7 @@ def reasoning_gym_score(answer: str, prompt: Prompt) -> float:
     params = json.dumps(dict(meta["params"]), sort_keys=True)
     score = float(_dataset(meta["task"], params, meta["seed"], meta["size"]).score_answer(answer, entry(meta)))
     if math.isnan(score):
-        raise ValueError(f"{prompt.id}: reasoning-gym's scorer of {meta['task']} returned NaN")
+        raise ValueError(f"reasoning-gym's scorer of {meta['task']} returned NaN")
     return min(max(score, 0.0), 1.0)
 
 

@@ -1,0 +1,123 @@
+"""Numbers and text compared."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brorl_jax import rewards
+from brorl_jax.rewards import Answer
+from brorl_jax.rewards.match import parse_number
+from brorl_jax.types import Prompt
+
+
+def prompt(gold, **meta):
+    return Prompt("s/0", np.zeros(1, np.int32), "", gold, "numeric", "s", meta)
+
+
+NUMBERS = [
+    ("5", Fraction(5)),
+    ("+5", Fraction(5)),
+    ("- 5", Fraction(-5)),
+    ("\u22125", Fraction(-5)),
+    ("5.", Fraction(5)),
+    ("007", Fraction(7)),
+    (".5", Fraction(1, 2)),
+    ("1,080", Fraction(1080)),
+    ("1,234,567.5", Fraction(2469135, 2)),
+    ("1{,}234", Fraction(1234)),
+    (r"1\,000", Fraction(1000)),
+    ("3 / 4", Fraction(3, 4)),
+    (r"\frac{1}{2}", Fraction(1, 2)),
+    (r"\frac12", Fraction(1, 2)),
+    (r"-\dfrac{3}{4}", Fraction(-3, 4)),
+    ("25%", Fraction(1, 4)),
+    (r"12.5 \%", Fraction(1, 8)),
+    ("$18", Fraction(18)),
+    (r"-\$18.50", Fraction(-37, 2)),
+    ("$7$", Fraction(7)),
+    (r"\(7\)", Fraction(7)),
+    ("1.5e3", Fraction(1500)),
+    ("1E-3", Fraction(1, 1000)),
+    (r"1.5 \times 10^{3}", Fraction(1500)),
+    ("2*10^-2", Fraction(1, 50)),
+]
+NOT_NUMBERS = [
+    "",
+    "$",
+    "nan",
+    "inf",
+    "five",
+    "5 apples",
+    "5 6",
+    "1,23",
+    "12,34,567",
+    "1/0",
+    r"\frac{1}{0}",
+    "$5$6$",
+    "x=5",
+]
+NOT_NUMBERS += ["5%%", "1e", "1e999999999", "9" * 300, "1_000", "0x10", "٣", "**5**", "1..2", "--5", "(1,2)", "5,"]
+
+
+@pytest.mark.parametrize(("text", "value"), NUMBERS)
+def test_numbers(text, value):
+    assert parse_number(text) == value
+
+
+@pytest.mark.parametrize("text", NOT_NUMBERS)
+def test_not_numbers(text):
+    assert parse_number(text) is None
+
+
+@given(st.integers(-(10**12), 10**12))
+def test_integers_in_every_dress(n):
+    for text in (str(n), f"{n:,}", f"{n}.0", f"${n:,}$", f"{n * 3}/3", f"{n}e0"):
+        assert parse_number(text) == n
+
+
+@given(st.integers(-(10**6), 10**6), st.integers(1, 10**6))
+def test_fractions_are_exact(n, d):
+    assert parse_number(f"{n}/{d}") == parse_number(rf"\frac{{{n}}}{{{d}}}") == Fraction(n, d)
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=4, min_value=-(10**6), max_value=10**6))
+def test_decimals_are_exact(d):
+    assert parse_number(str(d)) == Fraction(d)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_number_or_not(text):
+    assert parse_number(text) is None or isinstance(parse_number(text), Fraction)
+
+
+def test_numeric_is_exact_unless_told_otherwise():
+    score = rewards.get("numeric").score
+    assert score(Answer("1/3"), prompt("0.333333")) == 0.0
+    assert score(Answer("0.1"), prompt("1/10")) == 1.0
+    assert score(Answer("0.30000000000000004"), prompt("0.3")) == 0.0
+    assert score(Answer("1.25"), prompt("1.2", tolerance=0.05)) == 1.0
+    assert score(Answer("1.26"), prompt("1.2", tolerance=0.05)) == 0.0
+    assert score(Answer("25%"), prompt("25")) == 0.0
+    assert score(Answer("banana"), prompt("25")) == 0.0
+
+
+def test_gold_that_is_no_number_is_the_graders_failure():
+    with pytest.raises(ValueError, match="not a number"):
+        rewards.get("numeric").score(Answer("5"), prompt("x+1"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "score"),
+    [
+        ("Paris", "paris", 1),
+        (" a  b ", "a b", 1),
+        ("$x+1$.", "x+1", 1),
+        ("x + 1", "x+1", 0),
+        ("Paris, France", "Paris", 0),
+    ],
+)
+def test_exact(answer, gold, score):
+    assert rewards.get("exact").score(Answer(answer), prompt(gold)) == score
