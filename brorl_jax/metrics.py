@@ -258,17 +258,17 @@ class RolloutWriter:
 
     Args:
         workdir: The run's directory.
-        mode: ``"all"``, ``"none"``, or how many groups to keep per step (an int or its digits).
+        mode: ``"all"`` or ``True``, ``"none"`` or ``False``, or how many groups to keep per step (an int or its digits).
 
     Raises:
         ValueError: for any other mode.
     """
 
-    def __init__(self, workdir: str | os.PathLike[str], mode: str | int):
+    def __init__(self, workdir: str | os.PathLike[str], mode: str | int | bool):
         self.directory = Path(workdir) / "rollouts"
-        if mode == "all":
+        if mode is True or mode == "all":
             self._limit: int | None = None
-        elif mode == "none":
+        elif mode is False or mode == "none":
             self._limit = 0
         elif str(mode).isdigit():
             self._limit = int(mode)

@@ -195,14 +195,14 @@ def test_rollouts_can_be_read_with_pandas(tmp_path):
     assert np.isnan(frame.reward[1])
 
 
-@pytest.mark.parametrize(("mode", "expected"), [("all", 6), (2, 4), ("2", 4), (9, 6)])
+@pytest.mark.parametrize(("mode", "expected"), [("all", 6), (True, 6), (1, 2), (2, 4), ("2", 4), (9, 6)])
 def test_rollout_mode_is_a_number_of_groups(tmp_path, mode, expected):
     groups = ((make_group(str(k)), "trained") for k in range(3))
     path = RolloutWriter(tmp_path, mode).write(1, groups)
     assert len(rollout_rows(path)) == expected
 
 
-@pytest.mark.parametrize("mode", ["none", 0])
+@pytest.mark.parametrize("mode", ["none", False, 0])
 def test_no_rollouts_leave_no_folder(tmp_path, mode):
     assert RolloutWriter(tmp_path, mode).write(1, [(make_group(), "trained")]) is None
     assert list(tmp_path.iterdir()) == []

@@ -64,9 +64,9 @@ function layers(kind) {
   const get = (key) => table[key] || x.map(() => null);
   let named;
   if (kind === "groups") {
-    const parts = ["groups/all_zero", "groups/informative", "groups/all_one"].map(get);
+    const parts = ["groups/all_zero", "groups/all_equal", "groups/informative", "groups/all_one"].map(get);
     const total = x.map((_, i) => parts.reduce((sum, p) => sum + (p[i] || 0), 0));
-    named = ["none right", "some right", "all right"].map((name, k) => [name, `var(--share-${k})`, parts[k].map((v, i) => (v || 0) / total[i])]);
+    named = ["none right", "all equally partly right", "some right", "all right"].map((name, k) => [name, `var(--share-${k})`, parts[k].map((v, i) => (v || 0) / total[i])]);
     const keep = x.map((_, i) => total[i] > 0);
     named = named.map(([name, color, ys]) => [name, color, ys.filter((_, i) => keep[i])]);
     return stack(named, x.filter((_, i) => keep[i]));
