@@ -258,7 +258,7 @@ class RolloutWriter:
 
     Args:
         workdir: The run's directory.
-        mode: ``"all"`` or ``True``, ``"none"`` or ``False``, or how many groups to keep per step (an int or its digits).
+        mode: ``"all"`` or ``True``, ``"none"`` or ``False``, or how many groups to keep per step (int or digits).
 
     Raises:
         ValueError: for any other mode.
