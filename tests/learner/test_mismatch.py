@@ -12,6 +12,8 @@ SEGMENTS = jnp.array([1, 1, 1, 2, 2, 3, 3, 4, 4, 0])
 MASK = np.array([1, 1, 1, 1, 1, 1, 1, 1, 1, 0], bool)
 ROLLOUT = jnp.full(10, -1.0)
 
+diagnostics = jax.jit(mismatch.diagnostics)
+
 
 def weights(kind, low=0.0, high=2.0, w=W, jit=False):
     function = mismatch.bind(kind, {"low": low, "high": high})
@@ -55,7 +57,7 @@ def test_diagnostics_match_numpy(n):
     old, rollout = rng.normal(-2, 1, (2, n)).astype(np.float32), rng.normal(-2, 1, (2, n)).astype(np.float32)
     mask = np.zeros((2, n), bool)
     mask[0] = True
-    out = jax.jit(mismatch.diagnostics)(old, np.where(mask, rollout, np.nan), mask)
+    out = diagnostics(old, np.where(mask, rollout, np.nan), mask)
     delta = (old[0].astype(np.float64) - rollout[0])[:n]
     gap, w = np.abs(delta), np.exp(delta)
     np.testing.assert_allclose(out["mean"], gap.mean(), rtol=1e-5)
@@ -68,14 +70,14 @@ def test_diagnostics_match_numpy(n):
 def test_diagnostic_kl_points_from_engine_to_trainer():
     # Engine (1/2, 1/2), trainer (1/4, 3/4), each token seen once: the mean is the exact expectation under the engine.
     engine, trainer = np.array([0.5, 0.5]), np.array([0.25, 0.75])
-    out = mismatch.diagnostics(jnp.log(trainer), jnp.log(engine), jnp.ones(2, bool))
+    out = diagnostics(jnp.log(trainer), jnp.log(engine), jnp.ones(2, bool))
     np.testing.assert_allclose(out["kl"], (engine * np.log(engine / trainer)).sum(), rtol=1e-5)
 
 
 def test_diagnostics_without_mismatch_or_tokens():
     logp = jnp.array([-0.3, -7.0])
     for mask in (jnp.ones(2, bool), jnp.zeros(2, bool)):
-        out = mismatch.diagnostics(logp, logp, mask)
+        out = diagnostics(logp, logp, mask)
         assert {k: float(v) for k, v in out.items()} == {"mean": 0, "max": 0, "p99": 0, "kl": 0, "ess": 1}
 
 

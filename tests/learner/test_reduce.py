@@ -11,10 +11,15 @@ SEGMENTS = np.array([1, 1, 1, 1, 2, 3, 3, 0])
 MASK = np.array([1, 1, 0, 1, 1, 0, 0, 0], bool)  # 3 of 4 tokens of response 1, response 2, nothing of response 3
 LOSS = np.array([1.0, 2.0, np.nan, 6.0, 10.0, np.nan, np.nan, np.nan])
 
+counts = jax.jit(reduce.counts)
+segment_mean = jax.jit(reduce.segment_mean)
+
+
+COMPILED = {k: jax.jit(f, static_argnames="max_tokens") for k, f in reduce.AGGREGATIONS.items()}
+
 
 def weights(name, mask=MASK, segments=SEGMENTS, *, tokens, sequences, max_tokens=5):
-    function = jax.jit(reduce.get(name), static_argnames="max_tokens")
-    return np.asarray(function(mask, segments, tokens=tokens, sequences=sequences, max_tokens=max_tokens))
+    return np.asarray(COMPILED[name](mask, segments, tokens=tokens, sequences=sequences, max_tokens=max_tokens))
 
 
 @pytest.mark.parametrize(
@@ -22,7 +27,7 @@ def weights(name, mask=MASK, segments=SEGMENTS, *, tokens, sequences, max_tokens
     [("token", 19 / 4), ("sequence", (9 / 3 + 10) / 2), ("constant", 19 / (2 * 5))],
 )
 def test_totals_by_hand(name, total):
-    tokens, sequences = reduce.counts(jnp.asarray(MASK), jnp.asarray(SEGMENTS))
+    tokens, sequences = counts(jnp.asarray(MASK), jnp.asarray(SEGMENTS))
     assert (tokens, sequences) == (4, 2)
     w = weights(name, tokens=tokens, sequences=sequences)
     np.testing.assert_array_equal(w[~MASK], 0.0)
@@ -35,13 +40,13 @@ def test_micro_batches_add_up_to_the_whole(name):
     responses = [rng.normal(size=k) for k in (3, 1, 5, 2, 4, 1)]
     segments = np.concatenate([np.full(len(r), i + 1) for i, r in enumerate(responses)])
     loss, mask = np.concatenate(responses), rng.random(16) < 0.8
-    tokens, sequences = reduce.counts(jnp.asarray(mask), jnp.asarray(segments))
+    tokens, sequences = counts(jnp.asarray(mask), jnp.asarray(segments))
     whole = weights(name, mask, segments, tokens=tokens, sequences=sequences)
     counted, parts = np.zeros(2), []
     for members in ((1, 4), (2,), (3, 5, 6)):
         at = np.isin(segments, members)
         local = np.unique(segments[at], return_inverse=True)[1] + 1  # ids are numbered within a micro-batch
-        counted += np.asarray(reduce.counts(jnp.asarray(mask[at]), jnp.asarray(local)))
+        counted += np.asarray(counts(jnp.asarray(mask[at]), jnp.asarray(local)))
         parts.append((at, weights(name, mask[at], local, tokens=tokens, sequences=sequences)))
     np.testing.assert_array_equal(counted, [tokens, sequences])
     for at, part in parts:
@@ -57,14 +62,14 @@ def test_nothing_trained_means_weight_zero(name):
 def test_as_many_responses_as_tokens():
     segments = jnp.arange(1, 5)
     mask = jnp.ones(4, bool)
-    assert reduce.counts(mask, segments) == (4, 4)
-    np.testing.assert_array_equal(reduce.segment_mean(jnp.array([1.0, 2, 3, 4]), mask, segments), [1, 2, 3, 4])
+    assert counts(mask, segments) == (4, 4)
+    np.testing.assert_array_equal(segment_mean(jnp.array([1.0, 2, 3, 4]), mask, segments), [1, 2, 3, 4])
 
 
 def test_masked_mean_and_segment_mean_ignore_the_rest():
     np.testing.assert_allclose(reduce.masked_mean(jnp.asarray(LOSS), jnp.asarray(MASK)), 19 / 4)
     assert reduce.masked_mean(jnp.asarray(LOSS), jnp.zeros(8, bool)) == 0
-    mean = reduce.segment_mean(jnp.asarray(LOSS), jnp.asarray(MASK), jnp.asarray(SEGMENTS))
+    mean = segment_mean(jnp.asarray(LOSS), jnp.asarray(MASK), jnp.asarray(SEGMENTS))
     np.testing.assert_allclose(mean, [3, 3, 3, 3, 10, 0, 0, 0])
     np.testing.assert_array_equal(
         reduce.segment_lengths(jnp.asarray(MASK), jnp.asarray(SEGMENTS)), [3, 3, 3, 3, 1, 0, 0, 0]
