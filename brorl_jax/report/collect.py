@@ -134,7 +134,8 @@ def add_axes(rows: list[Row]) -> None:
     for row in rows:
         generated = number(row.get("samples/generated")) or 0.0
         samples += generated
-        tokens += generated * (number(row.get("length/mean")) or 0.0)
+        counted = number(row.get("tokens/generated"))
+        tokens += generated * (number(row.get("length/mean")) or 0.0) if counted is None else counted
         now = number(row.get("time"))
         phases = [number(v) or 0.0 for k, v in row.items() if k.startswith("time/") and k != "time/step_s"]
         own = number(row.get("time/step_s")) or sum(phases)
