@@ -199,8 +199,10 @@ def _llama3(inv_freq: np.ndarray, scaling: RopeScaling) -> np.ndarray:
 def _yarn(inv_freq: np.ndarray, scaling: RopeScaling, head_dim: int, theta: float) -> tuple[np.ndarray, float]:
     """YaRN: a linear ramp over dimensions from kept to divided frequencies, and a hotter softmax."""
 
+    original = scaling.original_max_positions or 0  # RopeScaling has checked that yarn has one
+
     def dimension(turns: float) -> float:
-        return head_dim * math.log(scaling.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     def mscale(weight: float = 1.0) -> float:
         return 1.0 if scaling.factor <= 1 else 0.1 * weight * math.log(scaling.factor) + 1.0
@@ -213,6 +215,8 @@ def _yarn(inv_freq: np.ndarray, scaling: RopeScaling, head_dim: int, theta: floa
     ramp = np.clip((np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(width), 0, 1)
     attention = scaling.attention_factor
     if attention is None:
-        both = scaling.mscale and scaling.mscale_all_dim
-        attention = mscale(scaling.mscale) / mscale(scaling.mscale_all_dim) if both else mscale()
+        if scaling.mscale and scaling.mscale_all_dim:
+            attention = mscale(scaling.mscale) / mscale(scaling.mscale_all_dim)
+        else:
+            attention = mscale()
     return inv_freq / np.float32(scaling.factor) * ramp + inv_freq * (1 - ramp), float(attention)

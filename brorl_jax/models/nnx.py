@@ -32,10 +32,10 @@ class Transformer(nnx.Module):
         compute_dtype: Any = jnp.float32,
     ) -> None:
         """Wraps ``params``, or draws new weights from ``rngs``; exactly one of the two."""
-        if (rngs is None) == (params is None):
-            raise ValueError("give either rngs (new weights) or params (existing weights)")
-        if params is None:
+        if rngs is not None and params is None:
             params = transformer.init(rngs.params(), config)
+        elif params is None or rngs is not None:
+            raise ValueError("give either rngs (new weights) or params (existing weights)")
         self.config = config
         self.compute_dtype = compute_dtype
         self.weights = nnx.data(jax.tree.map(nnx.Param, params))
