@@ -15,7 +15,6 @@ RUNS := runs
 PYTHON ?=
 GPU ?= $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU' && echo 1 || echo 0)
 EXTRAS := $(if $(filter 1,$(GPU)),cuda12,)
-comma := ,
 # Python compiles what it imports, once; all packages together are ten times as much. Unless it may not write bytecode.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --use-pep517 \
        $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile)
@@ -51,9 +50,14 @@ $(VENV)/installed: $(VENV)/made pyproject.toml requirements.txt
 	@$(PIP) --editable '.$(if $(EXTRAS),[$(EXTRAS)])'
 	@touch $@
 
-$(VENV)/installed-dev: $(VENV)/installed
+$(VENV)/installed-test: $(VENV)/installed
 	@echo "installing the test tools"
-	@$(PIP) --editable '.[dev$(if $(EXTRAS),$(comma)$(EXTRAS))]'
+	@$(PIP) --editable '.[test]'
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed-test
+	@echo "installing the linter and the type checker"
+	@$(PIP) --editable '.[dev]'
 	@touch $@
 
 # --- runs ----------------------------------------------------------------------------------------------------------
@@ -72,10 +76,10 @@ report: $(VENV)/installed
 
 # --- checks --------------------------------------------------------------------------------------------------------
 
-test: $(VENV)/installed-dev
+test: $(VENV)/installed-test
 	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
-test-all: $(VENV)/installed-dev
+test-all: $(VENV)/installed-test
 	@$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/installed-dev
