@@ -83,6 +83,7 @@ def default() -> Config:
     config.model.revision = ""  # hub branch, tag or commit; empty: the hub's default
     config.model.compute_dtype = "float32"  # of activations and matrix products; ours: float32 is the fast one on CPU
     config.model.param_dtype = "float32"  # of stored parameters and optimiser moments; ours
+    config.model.head_chunk = 1024  # tokens at a time in the language-model head, which never holds tokens x V; ours
     config.model.remat = "none"  # what the backward pass recomputes: none, full (each layer), dots (keep products)
     config.model.new = _section()  # architecture built when model.path is empty; ours, sized for two CPU cores
     config.model.new.family = "qwen3"
@@ -118,6 +119,7 @@ def default() -> Config:
     config.filter = _section()
     config.filter.dynamic = True  # drop groups whose raw rewards are all equal and ask for more; [P][V2]
     config.filter.max_generation_batches = 10  # rounds of generation per step before training on what is there; [NR]
+    config.filter.oversample = 1.0  # prompts asked for per group still missing; surplus groups are carried; [NR] 1.5
     config.filter.min_valid = 0.5  # least share of a group's N samples with a reward for it to be trained; ours
 
     config.algo = _section()

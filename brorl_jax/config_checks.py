@@ -44,7 +44,8 @@ def _paths(text: str) -> list[str]:
 
 # Bounds of numbers.
 AT_LEAST_ONE = _paths(
-    """model.new.hidden model.new.layers model.new.heads model.new.kv_heads model.new.ffn data.max_prompt_tokens
+    """model.head_chunk model.new.hidden model.new.layers model.new.heads model.new.kv_heads model.new.ffn
+    data.max_prompt_tokens filter.oversample
     rollout.prompts_per_step rollout.max_tokens rollout.local.rows rollout.local.chunk filter.max_generation_batches
     algo.updates_per_step optim.base_samples batch.slots batch.rows batch.row_tokens train.steps warmup.batch
     eval.samples checkpoint.keep log.every mesh.data mesh.fsdp mesh.tensor"""

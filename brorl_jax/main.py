@@ -84,7 +84,11 @@ def run(_: list[str]) -> None:
     if FLAGS.dry_run:
         print(json.dumps({"config": config.to_dict(), "derived": config_lib.derived(config)}, indent=2))
         return
+    from absl import logging
+
     from brorl_jax import train  # late: importing jax takes seconds, a wrong flag should not
+
+    logging.set_verbosity(logging.WARNING)  # jax, orbax and tensorboardX talk at length
 
     train.run(config, pathlib.Path(FLAGS.workdir))
 

@@ -1,0 +1,236 @@
+"""From a validated config to the parts of a run: tokenizer, model, programs, engine, data."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from brorl_jax import batches
+from brorl_jax import config as config_lib
+from brorl_jax.collect import Rules
+from brorl_jax.config import Config
+from brorl_jax.data import stream
+from brorl_jax.data.packing import Layout
+from brorl_jax.data.tokenizer import Tokenizer, train_tokenizer
+from brorl_jax.errors import UserError
+from brorl_jax.learner import advantages, kl, losses, mismatch, optim, reduce, shaping
+from brorl_jax.learner.step import Compute, Objective
+from brorl_jax.models import hf, sharding, transformer
+from brorl_jax.models.config import ModelConfig
+from brorl_jax.rollout.api import Engine, Sampling
+from brorl_jax.rollout.local import LocalEngine
+from brorl_jax.types import Group, Prompt
+
+TOKENIZER_TEXTS = 2000  # records of each source that a new tokenizer is trained on
+VOCAB_MULTIPLE = 64  # a new model's embedding is padded to it, for the sake of matrix products
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """The network and its tokenizer.
+
+    Attributes:
+        cfg: Its shape.
+        tokenizer: Its tokenizer.
+        weights: Loads or makes the initial weights, on the mesh.
+        compute: How it is run.
+        mesh: Where.
+    """
+
+    cfg: ModelConfig
+    tokenizer: Tokenizer
+    weights: Callable[[], Any]
+    compute: Compute
+    mesh: Mesh
+
+
+def build_model(config: Config, workdir: Path) -> Model:
+    """The model at ``model.path``, or a new one of the shape ``model.new`` with a tokenizer trained on the data.
+
+    A new tokenizer is written to ``<workdir>/tokenizer`` and found there by a resumed run.
+
+    Raises:
+        UserError: The model, its tokenizer or the devices are missing; the message says how to get them.
+    """
+    try:
+        mesh = sharding.make_mesh(**config.mesh)
+        tokenizer = _tokenizer(config, workdir)
+        cfg = hf.load_config(config.model.path, config.model.revision or None) if config.model.path else None
+    except (FileNotFoundError, ValueError) as error:
+        raise UserError(" ".join(str(error).split())) from error
+    cfg = cfg or _new_model(config, tokenizer.vocab_size)
+    if tokenizer.vocab_size > cfg.vocab_size:
+        raise UserError(f"the tokenizer has {tokenizer.vocab_size} ids but the model embeds only {cfg.vocab_size}")
+    dtype = jnp.dtype(config.model.param_dtype)
+    where = sharding.weight_shardings(mesh, cfg)
+    if config.model.path:
+        load = functools.partial(hf.from_pretrained, config.model.path, config.model.revision or None, dtype, where)
+
+        def weights() -> Any:
+            return load()[1]
+
+    else:
+        key = jax.random.key(config.seed)
+        weights = jax.jit(functools.partial(transformer.init, key, cfg, dtype), out_shardings=where)
+    compute = Compute(
+        dtype=jnp.dtype(config.model.compute_dtype),
+        remat=config.model.remat,
+        head_chunk=config.model.head_chunk,
+        real_vocab=tokenizer.vocab_size if tokenizer.vocab_size < cfg.vocab_size else None,
+        temperature=config.rollout.temperature,
+    )
+    return Model(cfg, tokenizer, weights, compute, mesh)
+
+
+def _tokenizer(config: Config, workdir: Path) -> Tokenizer:
+    extra = tuple(config.rollout.stop_ids)
+    if config.model.path:
+        return Tokenizer(config.model.path, revision=config.model.revision, extra_stop_ids=extra)
+    directory = workdir / "tokenizer"
+    if not (directory / "tokenizer.json").exists():
+        texts = stream.sample_texts({**config.data.train, **config.data.warmup}, TOKENIZER_TEXTS)
+        train_tokenizer(texts, config.model.new.vocab_size, directory)
+    return Tokenizer(directory, extra_stop_ids=extra)
+
+
+def _new_model(config: Config, vocab: int) -> ModelConfig:
+    new = {k: v for k, v in config.model.new.items() if k != "vocab_size"}
+    return ModelConfig(
+        **new,
+        vocab_size=-(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
+        rms_eps=1e-6,
+        rope_theta=10_000.0,
+        rope_scaling=None,
+        max_positions=config.data.max_prompt_tokens + config.rollout.max_tokens,
+        tied=True,
+        attention_bias=config.model.new.family == "qwen2",
+        qk_norm=config.model.new.family == "qwen3",
+    )
+
+
+def held_out_prompts(config: Config, tokenizer: Tokenizer) -> dict[str, list[Prompt]]:
+    """The evaluation prompts of every source of ``data.eval``."""
+    limits = {"max_prompts": config.eval.max_prompts, "max_prompt_tokens": config.data.max_prompt_tokens}
+    return {
+        name: stream.held_out(name, source, tokenizer, system_prompt=config.data.system_prompt, **limits)
+        for name, source in config.data.eval.items()
+    }
+
+
+def prompt_stream(
+    config: Config, sources: Mapping[str, Any], tokenizer: Tokenizer, held_out: Mapping[str, Sequence[Prompt]]
+) -> stream.PromptStream:
+    """Prompts of ``sources`` in the run's order, without the questions of ``held_out``."""
+    return stream.PromptStream(
+        sources,
+        tokenizer,
+        seed=config.seed,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        system_prompt=config.data.system_prompt,
+        exclude=stream.exclusions(p for prompts in held_out.values() for p in prompts),
+    )
+
+
+def build_engine(config: Config, model: Model) -> Engine:
+    """The rollout engine named by ``rollout.engine``."""
+    return LocalEngine(
+        model.cfg,
+        rows=config.rollout.local.rows,
+        chunk=config.rollout.local.chunk,
+        real_vocab=model.tokenizer.vocab_size,
+        dtype=model.compute.dtype,
+    )
+
+
+def training_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
+    """How training rollouts are sampled: the full softmax at ``rollout.temperature``."""
+    r = config.rollout
+    return Sampling(r.temperature, r.top_p, r.top_k, r.min_p, r.max_tokens, tokenizer.stop_ids)
+
+
+def eval_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
+    """How held-out responses are sampled."""
+    return Sampling(
+        temperature=config.eval.temperature,
+        top_p=config.eval.top_p,
+        max_tokens=config.rollout.max_tokens,
+        stop_ids=tokenizer.stop_ids,
+    )
+
+
+def objective(config: Config) -> Objective:
+    """What an RL update minimises."""
+    algo = config.algo
+    estimator = kl.get_loss(algo.kl.estimator)
+    return Objective(
+        policy=losses.bind(algo.loss, algo),
+        weights=reduce.get(algo.aggregation),
+        mismatch=mismatch.bind(algo.mismatch.kind, algo.mismatch),
+        kl=functools.partial(estimator, clamp=algo.kl.clamp, clamp_output=0.0) if algo.kl.coef > 0 else None,
+        kl_coef=algo.kl.coef,
+        max_tokens=config.rollout.max_tokens,
+        on_policy=algo.updates_per_step == 1,
+    )
+
+
+def sft_objective(config: Config) -> Objective:
+    """What a warm-up update minimises: the negative log-likelihood per token."""
+    return Objective(
+        policy=losses.get("sft"),
+        weights=reduce.get("token"),
+        mismatch=mismatch.get("none"),
+        kl=None,
+        kl_coef=0.0,
+        max_tokens=config.rollout.max_tokens,
+        on_policy=True,
+    )
+
+
+def optimizer(config: Config, lr: float, warmup_steps: int) -> optax.GradientTransformation:
+    """AdamW with the moments, decay and clipping of ``optim``."""
+    names = ("b1", "b2", "eps", "weight_decay", "clip_norm")
+    return optim.make_optimizer(lr, warmup_steps=warmup_steps, **{name: config.optim[name] for name in names})
+
+
+def learning_rate(config: Config) -> float:
+    """``optim.lr`` scaled to this run's samples per step."""
+    return config_lib.derived(config)["learning_rate"]
+
+
+def layout(config: Config) -> Layout:
+    """Shape of an RL micro-batch."""
+    return Layout(config.batch.slots, config.batch.rows, config.batch.row_tokens)
+
+
+def sft_layout(config: Config) -> Layout:
+    """Shape of a warm-up micro-batch: one pair per slot, at most as many as an RL micro-batch has rows."""
+    shards = config.mesh.data * config.mesh.fsdp
+    slots = min(config.warmup.batch, config.batch.slots * config.batch.rows)
+    return Layout(-(-slots // shards) * shards, 1, config.rollout.max_tokens)
+
+
+def collection_rules(config: Config) -> Rules:
+    """What a step asks for and keeps."""
+    return Rules(
+        groups=config.rollout.prompts_per_step,
+        dynamic=config.filter.dynamic,
+        max_rounds=config.filter.max_generation_batches,
+        min_valid=config.filter.min_valid,
+        oversample=config.filter.oversample,
+    )
+
+
+def advantage_setter(config: Config) -> Callable[[list[Group], int], None]:
+    """``set(groups, step)``: fills shaped rewards and advantages of a step's groups."""
+    algo = config.algo
+    estimate = functools.partial(advantages.get(algo.advantage), normalise=algo.normalise)
+    shape = functools.partial(shaping.shape_rewards, max_tokens=config.rollout.max_tokens, **config.shaping)
+    return functools.partial(batches.set_advantages, estimate=estimate, shape=shape, clip=algo.advantage_clip)

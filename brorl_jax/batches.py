@@ -1,0 +1,108 @@
+"""From a step's groups to scored mini-batches on the mesh, and the metrics of their updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from brorl_jax.data.packing import Layout, pack
+from brorl_jax.learner import mismatch
+from brorl_jax.learner.advantages import clip_advantages
+from brorl_jax.learner.state import TrainState
+from brorl_jax.models import sharding
+from brorl_jax.types import Batch, Finish, Group, Sample
+
+
+def set_advantages(
+    groups: Sequence[Group], step: int, *, estimate: Callable[..., Any], shape: Callable[..., Any], clip: float
+) -> None:
+    """Fills ``shaped_reward`` and ``advantage`` of every sample, from all groups of the step together.
+
+    Args:
+        estimate: ``(rewards, valid, lengths) -> advantages``, all ``[G, N]``.
+        shape: ``(rewards, lengths, truncated, update=step) -> shaped rewards``.
+        clip: Largest absolute advantage; 0 is no limit.
+    """
+    if not groups:
+        return
+    samples = [g.samples for g in groups]
+
+    def table(value: Callable[[Sample], Any], dtype: Any) -> np.ndarray:
+        return np.array([[value(s) for s in row] for row in samples], dtype)
+
+    valid = table(lambda s: s.status is not None and s.status.scored, bool)
+    lengths = table(lambda s: len(s.tokens), np.int32)
+    truncated = table(lambda s: s.finish is Finish.LENGTH, bool)
+    shaped = shape(table(lambda s: s.reward, np.float32), lengths, truncated, update=step)
+    values = np.asarray(clip_advantages(estimate(shaped, valid, lengths), clip))
+    shaped = np.asarray(shaped)
+    for row, rewards, advantages in zip(samples, shaped, values, strict=True):
+        for sample, reward, advantage in zip(row, rewards, advantages, strict=True):
+            sample.shaped_reward, sample.advantage = float(reward), float(advantage)
+
+
+def check_first_update(update: dict[str, Any]) -> None:
+    """The first update of a run compares the policy with itself: ratio 1, and KL 0 to a reference just copied.
+
+    Raises:
+        RuntimeError: It does not: trainer passes disagree, and every later figure would be wrong.
+    """
+    ratio, kl = float(update["policy/ratio_mean"]), float(update.get("policy/kl_ref", 0.0))
+    if abs(ratio - 1.0) > 1e-3 or abs(kl) > 1e-6:
+        raise RuntimeError(
+            f"the first update should see ratio 1 and KL 0 but saw a mean ratio of {ratio:.6f} and a KL of {kl:.3g}: "
+            "two passes over the same tokens with the same weights disagree (dtype, masks or positions)"
+        )
+
+
+def pack_updates(groups: Sequence[Group], layout: Layout, updates: int, mesh: Mesh) -> list[Batch]:
+    """Deals ``groups`` to ``updates`` mini-batches, whole and in order, and puts them on the mesh in one shape.
+
+    Fewer groups than updates (a starved step) give as many mini-batches as there are groups; none give none.
+    """
+    count = min(updates, len(groups))
+    dealt = [groups[i * len(groups) // count : (i + 1) * len(groups) // count] for i in range(count)]
+    packed = [pack(part, layout) for part in dealt]
+    width = max((b.prefix.shape[-1] for b in packed), default=0)
+    micro = max((b.tokens.shape[0] for b in packed), default=0)
+    if any(b.prefix.shape[-1] != width or b.tokens.shape[0] != micro for b in packed):
+        packed = [pack(part, layout, prefix=width, n_micro=micro) for part in dealt]
+    return [sharding.put_batch(mesh, batch) for batch in packed]
+
+
+def add_scores(batch: Batch, score: Callable[..., Any], state: TrainState, *, old: bool) -> Batch:
+    """Fills ``old_logp`` (if ``old``) from the present policy and ``ref_logp`` from the reference, if there is one."""
+    if old:
+        batch = batch._replace(old_logp=score(state.params, batch))
+    if state.reference is not None:
+        batch = batch._replace(ref_logp=score(state.reference, batch))
+    return batch
+
+
+def metrics(groups: Sequence[Group], updates: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Of one step's updates: sums where updates add up, the largest where they are maxima, otherwise the mean."""
+    shaped = [s.shaped_reward for g in groups for s in g.scored]
+    out = {"reward/shaped": float(np.mean(shaped))} if shaped else {}
+    for key in updates[0] if updates else ():
+        values = [float(update[key]) for update in updates]
+        if key.startswith("batch/") or key == "optim/skipped":
+            out[key] = sum(values)
+        else:
+            out[key] = max(values) if key.endswith("_max") else sum(values) / len(values)
+    return out
+
+
+def mismatch_metrics(batches: Sequence[Batch], old_logps: Sequence[Any]) -> dict[str, float]:
+    """How far the trainer's log-probabilities are from the engine's, over all trained tokens of the step."""
+    if not batches:
+        return {}
+    old, rollout, mask = (
+        jnp.concatenate([jnp.ravel(x) for x in arrays])
+        for arrays in (old_logps, [b.rollout_logp for b in batches], [b.mask for b in batches])
+    )
+    return {f"mismatch/{k}": float(v) for k, v in jax.device_get(mismatch.diagnostics(old, rollout, mask)).items()}

@@ -1,0 +1,154 @@
+"""Checkpoints with Orbax: everything a resume needs, written in the background, complete or absent.
+
+One checkpoint holds the learner's state, the groups carried into the next step, and a JSON record of the host's state
+(step, data position, last reference reset, evaluations). The last ``keep`` are kept, and the best by evaluation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers
+
+from brorl_jax.learner.state import TrainState
+from brorl_jax.types import Finish, Group, Prompt, Sample, Status
+
+FORMAT = 1  # of the host record; raise it when its meaning changes
+METRIC = "eval/pass@1"
+
+
+class Checkpointer:
+    """Checkpoints of one run, in ``<workdir>/checkpoints``.
+
+    Args:
+        workdir: The run's directory.
+        keep: How many of the latest are kept, beside the best by held-out pass@1.
+    """
+
+    def __init__(self, workdir: str | os.PathLike[str], *, keep: int) -> None:
+        policies = checkpoint_managers
+        self.directory = Path(workdir).resolve() / "checkpoints"
+        self._manager = ocp.CheckpointManager(
+            self.directory,
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=policies.AnyPreservationPolicy(
+                    [
+                        policies.LatestN(keep),
+                        policies.BestN(get_metric_fn=lambda m: m[METRIC], n=1, keep_checkpoints_without_metrics=False),
+                    ]
+                ),
+                enable_async_checkpointing=True,
+            ),
+        )
+
+    @property
+    def latest(self) -> int | None:
+        """Step of the newest complete checkpoint."""
+        return self._manager.latest_step()
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps of all complete checkpoints."""
+        return sorted(self._manager.all_steps())
+
+    def save(
+        self, step: int, state: TrainState, carried: list[Group], host: dict[str, Any], score: float | None
+    ) -> None:
+        """Starts a save; the arrays are copied before it returns, so the state may be donated afterwards.
+
+        Args:
+            step: Steps done.
+            score: Held-out pass@1 measured at this step, if it was.
+        """
+        arrays, meta = _pack(carried)
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(_present(state)),
+                carried=ocp.args.StandardSave(arrays),
+                host=ocp.args.JsonSave({"format": FORMAT, "carried": meta, **host}),
+            ),
+            metrics=None if score is None else {METRIC: float(score)},
+        )
+
+    def restore(self, like: TrainState, step: int | None = None) -> tuple[TrainState, list[Group], dict[str, Any]]:
+        """The latest checkpoint, or that of ``step``, placed like ``like``.
+
+        Raises:
+            ValueError: It was written by another version of the format, or holds a different model.
+        """
+        step = self.latest if step is None else step
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _present(like))
+        restored = self._manager.restore(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardRestore(abstract),
+                carried=ocp.args.StandardRestore(),
+                host=ocp.args.JsonRestore(),
+            ),
+        )
+        host = dict(restored.host)
+        if host.pop("format") != FORMAT:
+            raise ValueError(f"checkpoint {step} has another format; continue it with the version that wrote it")
+        carried = _unpack(restored.carried, host.pop("carried"))
+        return TrainState(**{"reference": None, **restored.state}), carried, host
+
+    def wait(self) -> None:
+        """Returns when every started save is complete."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits, then frees the manager."""
+        self._manager.close()
+
+
+def _present(state: TrainState) -> dict[str, Any]:
+    return {name: value for name, value in state._asdict().items() if value is not None}
+
+
+def _pack(groups: list[Group]) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+    """Arrays concatenated (JSON would be huge at paper scale), everything else as plain values."""
+    samples = [s for g in groups for s in g.samples]
+    empty = np.zeros(0, np.int32)
+    arrays = {
+        "lengths": np.array([len(s.tokens) for s in samples] or [0], np.int64),
+        "tokens": np.concatenate([*(s.tokens for s in samples), empty, [0]]).astype(np.int32),
+        "logp": np.concatenate([*(s.logp for s in samples), empty, [0]]).astype(np.float32),
+    }
+
+    def plain(sample: Sample) -> dict[str, Any]:
+        skip = ("tokens", "logp", "advantage", "shaped_reward")
+        values = {f.name: getattr(sample, f.name) for f in dataclasses.fields(sample) if f.name not in skip}
+        return {**values, "reward": None if np.isnan(sample.reward) else float(sample.reward)}
+
+    meta = [
+        {
+            "prompt": {**dataclasses.asdict(g.prompt), "tokens": g.prompt.tokens.tolist()},
+            "samples": [plain(s) for s in g.samples],
+        }
+        for g in groups
+    ]
+    return arrays, meta
+
+
+def _unpack(arrays: dict[str, Any], meta: list[dict[str, Any]]) -> list[Group]:
+    tokens, logp = np.asarray(arrays["tokens"]), np.asarray(arrays["logp"])
+    ends = np.cumsum(np.asarray(arrays["lengths"]))
+    at, groups = 0, []
+    for entry in meta:
+        prompt = Prompt(**{**entry["prompt"], "tokens": np.asarray(entry["prompt"]["tokens"], np.int32)})
+        samples = []
+        for values in entry["samples"]:
+            span = slice(ends[at] - int(np.asarray(arrays["lengths"])[at]), ends[at])
+            reward = float("nan") if values["reward"] is None else values["reward"]
+            converted = {"finish": Finish(values["finish"]), "status": Status(values["status"]), "reward": reward}
+            samples.append(Sample(**{**values, **converted, "tokens": tokens[span], "logp": logp[span]}))
+            at += 1
+        groups.append(Group(prompt, samples))
+    return groups

@@ -1,0 +1,187 @@
+"""Filling a step with groups worth training on: rollouts, rewards and dynamic sampling.
+
+Prompts are asked for in rounds until enough groups are kept. A group is kept if enough of its samples carry a reward
+and, with dynamic sampling, if their **raw** rewards are not all equal (``max != min``). A round may ask for more than
+is missing (``oversample``); what is kept beyond the need is carried into the next step and used first there. After
+``max_rounds`` the step trains on what it has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from brorl_jax.data.tokenizer import Tokenizer
+from brorl_jax.metrics import PhaseTimer
+from brorl_jax.rewards.grading import grade
+from brorl_jax.rollout.api import Engine, Request, Sampling
+from brorl_jax.types import Finish, Group, Prompt, Status
+
+KEPT = "kept"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rules:
+    """What a step asks for and keeps.
+
+    Attributes:
+        groups: Groups wanted per step.
+        dynamic: Drop groups whose raw rewards are all equal, and ask for others.
+        max_rounds: Rounds of generation before a step goes on with what it has.
+        min_valid: Least share of a group's samples that must carry a reward.
+        oversample: Prompts asked for per group still missing.
+    """
+
+    groups: int
+    dynamic: bool
+    max_rounds: int
+    min_valid: float
+    oversample: float
+
+    def verdict(self, group: Group) -> str:
+        """``KEPT``, or why the group is not."""
+        rewards = [s.reward for s in group.scored]
+        if len(rewards) < max(1, self.min_valid * len(group.samples)):
+            return "too_few_valid"
+        if not self.dynamic or max(rewards) != min(rewards):
+            return KEPT
+        return {0.0: "all_zero", 1.0: "all_one"}.get(rewards[0], "all_equal")
+
+
+@dataclasses.dataclass(slots=True)
+class Collected:
+    """One step's groups.
+
+    Attributes:
+        kept: To be trained, carried ones first, at most ``Rules.groups``.
+        carried: Kept as well, but beyond the need: for the next step.
+        judged: Every group generated in this step with its verdict, in order.
+        rounds: Rounds of generation.
+        starved: The rounds ran out before enough groups were kept.
+    """
+
+    kept: list[Group]
+    carried: list[Group]
+    judged: list[tuple[Group, str]]
+    rounds: int
+    starved: bool
+
+
+def rollouts(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    requests: Sequence[Request],
+    sampling: Sampling,
+    timer: PhaseTimer,
+    check: Callable[[], None] = lambda: None,
+) -> list[Group]:
+    """Generates and grades one group per request; returns them in the order of ``requests``.
+
+    Args:
+        check: Called after every group; raises to stop early.
+    """
+    done: dict[int, Group] = {}  # by the first sample's seed: a prompt may come twice
+    generated = engine.generate(requests, sampling)
+    while True:
+        with timer("rollout"):
+            group = next(generated, None)
+        if group is None:
+            break
+        with timer("reward"):
+            for sample in group.samples:
+                stopped = sample.finish is Finish.STOP
+                sample.text = tokenizer.decode(sample.tokens[:-1] if stopped else sample.tokens)
+            grade([group])
+        done[group.samples[0].seed] = group
+        check()
+    return [done[r.seeds[0]] for r in requests]
+
+
+def collect(
+    take: Callable[[int], list[Prompt]],
+    generate: Callable[[list[Prompt]], list[Group]],
+    rules: Rules,
+    carried: Sequence[Group] = (),
+) -> Collected:
+    """Collects the groups of one step.
+
+    Args:
+        take: The next prompts, see ``PromptStream.take``.
+        generate: Graded groups for prompts, in the same order.
+        rules: What is wanted.
+        carried: Left over from the step before.
+    """
+    kept, judged = list(carried), []
+    rounds = 0
+    while len(kept) < rules.groups and rounds < rules.max_rounds:
+        missing = rules.groups - len(kept)
+        rounds += 1
+        for group in generate(take(int(np.ceil(missing * rules.oversample)))):
+            verdict = rules.verdict(group)
+            judged.append((group, verdict))
+            if verdict == KEPT:
+                kept.append(group)
+    return Collected(
+        kept=kept[: rules.groups],
+        carried=kept[rules.groups :],
+        judged=judged,
+        rounds=rounds,
+        starved=len(kept) < rules.groups,
+    )
+
+
+def metrics(collected: Collected) -> dict[str, float]:
+    """What the step generated, before the filter, and what became of it."""
+    groups = [group for group, _ in collected.judged]
+    verdicts = Counter(verdict for _, verdict in collected.judged)
+    samples = [s for group in groups for s in group.samples]
+    scored = [s for s in samples if s.status is not None and s.status.scored]
+    statuses = Counter(s.status for s in samples)
+    out: dict[str, float] = {
+        "groups/generated": len(groups),
+        "groups/kept": verdicts[KEPT],
+        "groups/pass_rate": verdicts[KEPT] / max(1, len(groups)),
+        "groups/all_zero": verdicts["all_zero"],
+        "groups/all_one": verdicts["all_one"],
+        "groups/all_equal": verdicts["all_equal"],
+        "groups/too_few_valid": verdicts["too_few_valid"],
+        "groups/informative": sum(len({s.reward for s in g.scored}) > 1 for g in groups),
+        "groups/trained": len(collected.kept),
+        "groups/carried": len(collected.carried),
+        "groups/rounds": collected.rounds,
+        "groups/starved": float(collected.starved),
+        "samples/generated": len(samples),
+        "tokens/generated": sum(len(s.tokens) for s in samples),
+        "samples/truncated": statuses[Status.TRUNCATED],
+        "samples/aborted": statuses[Status.ABORTED],
+        "samples/grader_error": statuses[Status.GRADER_ERROR],
+        "samples/trained": sum(len(g.scored) for g in collected.kept),
+    }
+    if samples:
+        lengths = np.array([len(s.tokens) for s in samples])
+        distinct = sum(len({s.tokens.tobytes() for s in g.samples}) for g in groups)
+        out |= {
+            "length/mean": float(lengths.mean()),
+            "length/max": float(lengths.max()),
+            "length/truncated_rate": statuses[Status.TRUNCATED] / len(samples),
+            "samples/duplicate_rate": 1.0 - distinct / len(samples),
+        }
+    if scored:
+        out["reward/mean"] = float(np.mean([s.reward for s in scored]))
+        for source in sorted({g.prompt.source for g in groups}):
+            rewards = [s.reward for g in groups if g.prompt.source == source for s in g.scored]
+            out[f"reward/{source}"] = float(np.mean(rewards)) if rewards else float("nan")
+    return out
+
+
+def explain(metrics: dict[str, float]) -> str:
+    """Why groups were dropped, in words, from ``metrics``."""
+    reasons = {name: int(metrics[f"groups/{name}"]) for name in ("all_zero", "all_one", "all_equal", "too_few_valid")}
+    dropped = ", ".join(f"{count} {name}" for name, count in reasons.items() if count) or "none dropped"
+    return (
+        f"{int(metrics['groups/trained'])} groups kept of {int(metrics['groups/generated'])} generated "
+        f"in {int(metrics['groups/rounds'])} rounds ({dropped})"
+    )

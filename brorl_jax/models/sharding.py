@@ -1,0 +1,93 @@
+"""Where weights and batches live on a mesh: rules as data, from a weight's axes to the mesh's.
+
+Mesh axes: ``data`` (replicas), ``fsdp`` (parameters and optimiser split, gathered layer by layer), ``tensor`` (matrix
+products split). Batches are split over ``data`` and ``fsdp`` along their slots.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from brorl_jax.models.config import ModelConfig
+from brorl_jax.models.transformer import shapes
+
+MESH_AXES = ("data", "fsdp", "tensor")
+BATCH_AXES = ("data", "fsdp")
+
+RULES: dict[str, str | None] = {"layer": None, "model": "fsdp", "vocab": "tensor", "heads": "tensor", "ffn": "tensor"}
+
+WEIGHT_AXES: dict[str, tuple[str | None, ...]] = {
+    "embed": ("vocab", "model"),
+    "head": ("model", "vocab"),
+    "final_norm": (None,),
+    "attn_norm": ("layer", None),
+    "mlp_norm": ("layer", None),
+    "q_norm": ("layer", None),
+    "k_norm": ("layer", None),
+    "q": ("layer", "model", "heads"),
+    "k": ("layer", "model", "heads"),
+    "v": ("layer", "model", "heads"),
+    "o": ("layer", "heads", "model"),
+    "q_bias": ("layer", "heads"),
+    "k_bias": ("layer", "heads"),
+    "v_bias": ("layer", "heads"),
+    "gate": ("layer", "model", "ffn"),
+    "up": ("layer", "model", "ffn"),
+    "down": ("layer", "ffn", "model"),
+}
+
+
+def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
+    """A mesh over the first ``data * fsdp * tensor`` devices.
+
+    Raises:
+        ValueError: There are fewer devices than that.
+    """
+    wanted, devices = data * fsdp * tensor, jax.devices()
+    if wanted > len(devices):
+        raise ValueError(
+            f"mesh data={data} x fsdp={fsdp} x tensor={tensor} needs {wanted} devices, this machine has {len(devices)}"
+        )
+    return Mesh(np.asarray(devices[:wanted]).reshape(data, fsdp, tensor), MESH_AXES)
+
+
+def weight_shardings(mesh: Mesh, cfg: ModelConfig) -> Any:
+    """The weight tree with a sharding in place of each array; an axis that does not divide is not split."""
+
+    def leaf(path: tuple[Any, ...], shape: tuple[int, ...]) -> NamedSharding:
+        axes = (RULES.get(axis) if axis else None for axis in WEIGHT_AXES[path[-1].key])
+        spec = (a if a and size % mesh.shape[a] == 0 else None for a, size in zip(axes, shape, strict=True))
+        return NamedSharding(mesh, PartitionSpec(*spec))
+
+    return jax.tree_util.tree_map_with_path(leaf, shapes(cfg), is_leaf=lambda x: isinstance(x, tuple))
+
+
+def like_weights(mesh: Mesh, cfg: ModelConfig, tree: Any) -> Any:
+    """Shardings for any tree that holds copies of the weight tree, such as optimiser moments; the rest is replicated.
+
+    A leaf is recognised as a weight by the last key of its path and its rank.
+    """
+    weights = jax.tree_util.tree_leaves_with_path(weight_shardings(mesh, cfg))
+    known = {path[-1].key: sharding for path, sharding in weights}
+
+    def leaf(path: tuple[Any, ...], x: Any) -> NamedSharding:
+        name = getattr(path[-1], "key", None) if path else None
+        if name in known and len(known[name].spec) == np.ndim(x):
+            return known[name]
+        return NamedSharding(mesh, PartitionSpec())
+
+    return jax.tree_util.tree_map_with_path(leaf, tree)
+
+
+def batch_sharding(mesh: Mesh, ndim: int) -> NamedSharding:
+    """For arrays ``[M, S, ...]``: slots over ``data`` and ``fsdp``; scalars are replicated."""
+    return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES) if ndim >= 2 else PartitionSpec())
+
+
+def put_batch(mesh: Mesh, batch: Any) -> Any:
+    """A batch of host arrays on the mesh."""
+    return jax.tree.map(lambda x: jax.device_put(x, batch_sharding(mesh, np.ndim(x))), batch)

@@ -1,0 +1,177 @@
+"""A run: its parts, its host state, and how both are made, saved and restored."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+
+from brorl_jax import assemble, warmup
+from brorl_jax import config as config_lib
+from brorl_jax.assemble import Model
+from brorl_jax.checkpoint import Checkpointer
+from brorl_jax.config import Config
+from brorl_jax.data.stream import PromptStream
+from brorl_jax.errors import UserError
+from brorl_jax.interrupt import Stop
+from brorl_jax.learner import state as state_lib
+from brorl_jax.learner.state import TrainState
+from brorl_jax.learner.step import make_score, make_train_step
+from brorl_jax.metrics import PhaseTimer
+from brorl_jax.models import sharding
+from brorl_jax.report.collect import flatten
+from brorl_jax.rewards import grading
+from brorl_jax.rollout.api import Engine
+from brorl_jax.types import Group, Prompt
+
+SELF_TEST_PROMPTS = 64  # of each source, graded with their own gold answer before anything is trained
+
+
+@dataclasses.dataclass(kw_only=True)
+class Session:
+    """The parts of a run and where it stands.
+
+    Attributes:
+        state: The learner's state, on the mesh.
+        step: Steps done.
+        carried: Groups kept by the last step beyond its need.
+        last_reset: Step of the last reference reset.
+        evals: ``(step, held-out pass@1)`` of every evaluation.
+    """
+
+    config: Config
+    workdir: Path
+    model: Model
+    held_out: dict[str, list[Prompt]]
+    prompts: PromptStream
+    engine: Engine
+    optimizer: optax.GradientTransformation
+    train_step: Callable[..., Any]
+    score: Callable[..., Any]
+    set_advantages: Callable[[list[Group], int], None]
+    checkpointer: Checkpointer
+    timer: PhaseTimer
+    stop: Stop
+    state: TrainState
+    step: int = 0
+    carried: list[Group] = dataclasses.field(default_factory=list)
+    last_reset: int = 0
+    evals: list[tuple[int, float]] = dataclasses.field(default_factory=list)
+
+    def host_state(self) -> dict[str, Any]:
+        """What a checkpoint holds besides arrays."""
+        return {"step": self.step, "prompts": self.prompts.state(), "last_reset": self.last_reset, "evals": self.evals}
+
+    def save(self, score: float | None = None) -> None:
+        """Checkpoints the run as it stands, unless that was done; ``score`` is this step's held-out pass@1, if any."""
+        if self.checkpointer.latest != self.step:
+            self.checkpointer.save(self.step, self.state, self.carried, self.host_state(), score)
+
+
+def open_session(config: Config, workdir: Path, stop: Stop) -> Session:
+    """Builds every part of a run, then restores its newest checkpoint or makes the weights, warm start included.
+
+    Raises:
+        UserError: Something is missing, or the data or the model are not those of the checkpoint.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    model = assemble.build_model(config, workdir)
+    try:
+        held_out = assemble.held_out_prompts(config, model.tokenizer)
+        prompts = assemble.prompt_stream(config, config.data.train, model.tokenizer, held_out)
+        _self_test(config, model, held_out)
+    except (ValueError, FileNotFoundError) as error:
+        raise UserError(str(error)) from error
+    optimizer = assemble.optimizer(config, assemble.learning_rate(config), config.optim.warmup_steps)
+    checkpointer = Checkpointer(workdir, keep=config.checkpoint.keep)
+    _write_config(config, workdir, resuming=checkpointer.latest is not None)
+    restored = _restore(config, model, optimizer, checkpointer, prompts)
+    if restored is None:
+        weights = model.weights()
+        if config.warmup.steps:
+            weights = warmup.run(config, workdir, model, weights, held_out, stop)
+        restored = {"state": _create(config, model, optimizer)(weights)}
+    session = Session(
+        config=config,
+        workdir=workdir,
+        model=model,
+        held_out=held_out,
+        prompts=prompts,
+        engine=assemble.build_engine(config, model),
+        optimizer=optimizer,
+        train_step=make_train_step(model.cfg, assemble.objective(config), model.compute, optimizer),
+        score=make_score(model.cfg, model.compute),
+        set_advantages=assemble.advantage_setter(config),
+        checkpointer=checkpointer,
+        timer=PhaseTimer(),
+        stop=stop,
+        **restored,
+    )
+    session.engine.publish(session.state.params, int(session.state.updates))
+    session.save()
+    return session
+
+
+def _create(config: Config, model: Model, optimizer: optax.GradientTransformation) -> Callable[[Any], TrainState]:
+    """Compiles the making of a fresh state, born sharded."""
+
+    def create(weights: Any) -> TrainState:
+        return state_lib.create(weights, optimizer, reference=config.algo.kl.coef > 0)
+
+    shape = jax.eval_shape(create, jax.eval_shape(model.weights))
+    return jax.jit(create, out_shardings=sharding.like_weights(model.mesh, model.cfg, shape))
+
+
+def _restore(
+    config: Config,
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    checkpointer: Checkpointer,
+    prompts: PromptStream,
+) -> dict[str, Any] | None:
+    """The session's fields from the newest checkpoint, or None without one. Moves ``prompts`` to its position."""
+    if checkpointer.latest is None:
+        return None
+    like = jax.eval_shape(_create(config, model, optimizer), jax.eval_shape(model.weights))
+    where = sharding.like_weights(model.mesh, model.cfg, like)
+    like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), like, where)
+    try:
+        state, carried, host = checkpointer.restore(like)
+        prompts.restore(host["prompts"])
+    except ValueError as error:
+        raise UserError(f"cannot resume from {checkpointer.directory}: {error}") from error
+    evals = [(int(step), float(score)) for step, score in host["evals"]]
+    return {
+        "state": state,
+        "carried": carried,
+        "step": host["step"],
+        "last_reset": host["last_reset"],
+        "evals": evals,
+    }
+
+
+def _self_test(config: Config, model: Model, held_out: dict[str, list[Prompt]]) -> None:
+    """Gold answers must score 1 before anything is trained on scores."""
+    for name, source in config.data.train.items():
+        grading.self_test(assemble.prompt_stream(config, {name: source}, model.tokenizer, {}).take(SELF_TEST_PROMPTS))
+    for prompts in held_out.values():
+        grading.self_test(prompts[:SELF_TEST_PROMPTS])
+
+
+def _write_config(config: Config, workdir: Path, *, resuming: bool) -> None:
+    """Saves the resolved config; on a resume with another one, says what changed and keeps the old file beside it."""
+    path = workdir / "config.json"
+    text = config_lib.to_json(config)
+    if resuming and path.exists() and path.read_text() != text:
+        old, new = flatten(json.loads(path.read_text())), flatten(json.loads(text))
+        for key in sorted({*old, *new}):
+            if old.get(key) != new.get(key):
+                print(f"note: resuming with {key} = {new.get(key)!r}, was {old.get(key)!r}", file=sys.stderr)
+        path.rename(workdir / f"config.until_{int(path.stat().st_mtime)}.json")
+    path.write_text(text)

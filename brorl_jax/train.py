@@ -1,0 +1,233 @@
+"""The training loop, one step after another in nine numbered parts."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from brorl_jax import assemble, batches, collect, evaluate, report
+from brorl_jax import config as config_lib
+from brorl_jax.config import Config
+from brorl_jax.errors import UserError
+from brorl_jax.interrupt import Interrupted, Stop
+from brorl_jax.learner import reference
+from brorl_jax.learner import state as state_lib
+from brorl_jax.metrics import MetricLogger, RolloutWriter, rss_gib
+from brorl_jax.models import hf
+from brorl_jax.progress import Progress
+from brorl_jax.rollout.api import request
+from brorl_jax.session import Session, open_session
+from brorl_jax.types import Group, Prompt
+
+COUNTED = ("samples", "tokens")
+
+Metrics = dict[str, float]
+Fates = list[tuple[Group, str]]  # groups and what became of them, for the rollout files
+
+
+def run(config: Config, workdir: Path) -> None:
+    """Trains ``config`` in ``workdir``, or continues the run found there, and writes its report.
+
+    Raises:
+        UserError: Something the user can mend, in one line.
+        SystemExit: Stopped by a signal (status 128 + signal), or finished without a single update (status 1).
+    """
+    config = config_lib.freeze(config)
+    with Stop() as stop:
+        try:
+            session = open_session(config, workdir, stop)
+            _loop(session)
+        except Interrupted as signal:
+            print(f"{signal}: stopped. The same command resumes the run in {workdir}.", file=sys.stderr)
+            sys.exit(128 + signal.signum)
+    _finish(session)
+
+
+def step(s: Session) -> tuple[Metrics, Fates]:
+    """One step, from the next prompts to published weights."""
+    config, timer = s.config, s.timer
+
+    # 1. prompts, 2. rollouts, 3. rewards and 4. filter: in rounds, until enough groups are worth training on
+    collected = collect.collect(s.prompts.take, _generator(s), assemble.collection_rules(config), s.carried)
+    groups = collected.kept
+    metrics = collect.metrics(collected)
+
+    # 5. advantages, from the shaped rewards of all groups together
+    s.set_advantages(groups, s.step)
+
+    # 6. batch: one per update, all of one shape, with the log-probabilities an update compares with
+    with timer("pack"):
+        packed = batches.pack_updates(groups, assemble.layout(config), config.algo.updates_per_step, s.model.mesh)
+    with timer("score"):
+        packed = [batches.add_scores(batch, s.score, s.state, old=len(packed) > 1) for batch in packed]
+
+    # 7. update
+    with timer("update"):
+        results = []
+        for batch in packed:
+            s.state, update, logp = s.train_step(s.state, batch)
+            update = jax.device_get(update)
+            if s.step == 0 and not results:
+                batches.check_first_update(update)
+            results.append((update, batch.old_logp if len(packed) > 1 else logp))
+    metrics |= batches.metrics(groups, [update for update, _ in results])
+    metrics |= batches.mismatch_metrics(packed, [old_logp for _, old_logp in results])
+
+    # 8. publish: the next sample comes from the new weights
+    with timer("publish"):
+        s.engine.publish(s.state.params, int(s.state.updates))
+
+    s.carried, s.step = collected.carried, s.step + 1
+    return metrics, _fates(collected)
+
+
+def _generator(s: Session) -> Any:
+    """The function from prompts to graded groups of this step; a prompt that comes again gets new seeds."""
+    config, sampling = s.config, assemble.training_sampling(s.config, s.model.tokenizer)
+    seen: Counter[str] = Counter()
+
+    def generate(prompts: list[Prompt]) -> list[Group]:
+        requests = []
+        for prompt in prompts:
+            first = seen[prompt.id] * config.rollout.n
+            requests.append(request(prompt, config.rollout.n, run_seed=config.seed, step=s.step, first=first))
+            seen[prompt.id] += 1
+        return collect.rollouts(s.engine, s.model.tokenizer, requests, sampling, s.timer, s.stop.check)
+
+    return generate
+
+
+def _fates(collected: collect.Collected) -> Fates:
+    trained, carried = ({id(g) for g in groups} for groups in (collected.kept, collected.carried))
+    new = {id(g) for g, _ in collected.judged}
+    fates = [(g, "trained") for g in collected.kept if id(g) not in new]
+    for group, verdict in collected.judged:
+        fate = "trained" if id(group) in trained else "carried" if id(group) in carried else verdict
+        fates.append((group, fate))
+    return fates
+
+
+def _loop(s: Session) -> None:
+    """Steps until ``train.steps``, each followed by 9. record: evaluation, checkpoint, rollouts, metrics."""
+    config = s.config
+    logger = MetricLogger(
+        s.workdir,
+        tensorboard=config.log.tensorboard,
+        wandb_project=config.log.wandb_project,
+        config=config.to_dict(),
+    )
+    writer = RolloutWriter(s.workdir, config.log.rollouts)
+    logger.truncate_after(s.step)
+    writer.truncate_after(s.step)
+    total = config.train.steps
+    with logger, Progress(total, start=s.step, every=config.log.every) as progress:
+        if s.step:
+            progress.note(f"resuming after step {s.step}")
+        elif config.data.eval and config.eval.before_training and logger.last_step is None:
+            row = _evaluate(s)
+            logger.write(0, row)
+            progress.update(0, row)
+        s.timer.pop()
+        while s.step < total:
+            host, carried = s.host_state(), s.carried
+            try:
+                metrics, fates = step(s)
+            except Interrupted:
+                # Nothing was updated yet: the state is still that of the last step, and so must the prompts be.
+                s.prompts.restore(host["prompts"])
+                s.carried = carried
+                s.save()
+                s.checkpointer.close()
+                raise
+            _check_mismatch(s, metrics, writer, fates)
+            metrics |= _reset_reference(s, metrics)
+            score = None
+            if config.data.eval and config.eval.every and (s.step % config.eval.every == 0 or s.step == total):
+                with s.timer("eval"):
+                    metrics |= _evaluate(s)
+                score = s.evals[-1][1]
+            writer.write(s.step, fates)
+            metrics |= _costs(metrics, s.timer.pop())
+            logger.write(s.step, metrics)
+            # Last: what is logged beyond the newest checkpoint is set aside on a resume, what is missing stays missing.
+            with s.timer("checkpoint"):
+                best = score is not None and score >= max(value for _, value in s.evals)
+                due = config.checkpoint.every and s.step % config.checkpoint.every == 0
+                if due or best or s.step == total:
+                    s.save(score)
+            progress.update(s.step, metrics)
+            if metrics["groups/starved"]:
+                progress.note(f"step {s.step} is starved: {collect.explain(metrics)}")
+            s.stop.check()
+
+
+def _costs(metrics: Metrics, times: Metrics) -> Metrics:
+    """Seconds by phase, samples and response tokens generated per second of the whole step, host memory."""
+    rates = {f"throughput/{what}_per_s": metrics[f"{what}/generated"] / times["time/step_s"] for what in COUNTED}
+    return times | rates | {"memory/rss_gib": rss_gib()}
+
+
+def _evaluate(s: Session) -> Metrics:
+    """Held-out pass@1 with the present weights, also written to ``eval/``."""
+    config = s.config
+    metrics, groups = evaluate.evaluate(
+        s.engine,
+        s.model.tokenizer,
+        s.held_out,
+        samples=config.eval.samples,
+        sampling=assemble.eval_sampling(config, s.model.tokenizer),
+        seed=config.seed,
+    )
+    evaluate.write(s.workdir, s.step, metrics, groups)
+    s.evals.append((s.step, metrics["eval/pass@1"]))
+    return metrics
+
+
+def _check_mismatch(s: Session, metrics: Metrics, writer: RolloutWriter, fates: Fates) -> None:
+    """Stops the run, its rollouts written and nothing checkpointed, when engine and trainer have drifted apart."""
+    limit = s.config.algo.mismatch.stop_above
+    if limit and metrics.get("mismatch/mean", 0.0) > limit:
+        dump = writer.write(s.step, fates)
+        s.checkpointer.close()
+        raise UserError(
+            f"step {s.step}: engine and trainer disagree by {metrics['mismatch/mean']:.3g} nats per token on average, "
+            f"more than algo.mismatch.stop_above = {limit:g}; the step's rollouts are in {dump}, "
+            f"the last checkpoint is of step {s.checkpointer.latest}"
+        )
+
+
+def _reset_reference(s: Session, metrics: Metrics) -> Metrics:
+    """Makes the policy its own reference when one of the rules of ``algo.reference`` says so."""
+    if s.state.reference is None:
+        return {}
+    rules = s.config.algo.reference
+    reason = reference.reset_reason(
+        s.step,
+        s.last_reset,
+        metrics.get("policy/kl_ref"),
+        s.evals,
+        every=rules.every,
+        kl_spike=rules.kl_spike,
+        stall=rules.stall,
+    )
+    if reason is None:
+        return {"reference/reset": 0.0}
+    s.state = state_lib.reset_reference(s.state, s.optimizer, reset_optimiser=rules.reset_optimiser)
+    s.last_reset = s.step
+    return {"reference/reset": 1.0, f"reference/reset_{reason}": 1.0}
+
+
+def _finish(s: Session) -> None:
+    """Exports the weights, writes the report and says where everything is."""
+    s.engine.close()
+    s.checkpointer.close()
+    hf.save_pretrained(s.workdir / "model", s.model.cfg, s.state.params, s.model.tokenizer.directory)
+    page = report.write_report([s.workdir])
+    print(report.summary(s.workdir, page))
+    updates, skipped = int(s.state.updates), int(s.state.skipped)
+    if updates == skipped:
+        sys.exit(f"error: no update was made in {s.step} steps ({skipped} skipped): see groups/* in metrics.jsonl")

@@ -1,0 +1,71 @@
+"""The supervised warm start: before RL can learn from groups, some rollouts must be right and some wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from brorl_jax import assemble
+from brorl_jax.assemble import Model
+from brorl_jax.config import Config
+from brorl_jax.data.packing import pack
+from brorl_jax.data.stream import Pair, warmup_pair
+from brorl_jax.learner import state as state_lib
+from brorl_jax.learner.step import make_train_step
+from brorl_jax.metrics import MetricLogger, PhaseTimer
+from brorl_jax.models import sharding
+from brorl_jax.progress import WARMUP, Progress
+from brorl_jax.types import Finish, Group, Sample, Status
+
+
+def run(config: Config, workdir: Path, model: Model, params: Any, held_out: dict, stop: Any) -> Any:
+    """Trains ``params`` on gold answers for ``warmup.steps`` updates and returns the new weights.
+
+    Metrics go to ``<workdir>/warmup.jsonl``. A run that is stopped in its warm start begins it again.
+    """
+    pairs = assemble.prompt_stream(config, config.data.warmup, model.tokenizer, held_out)
+    optimizer = assemble.optimizer(config, config.warmup.lr, warmup_steps=0)
+    step_fn = make_train_step(model.cfg, assemble.sft_objective(config), model.compute, optimizer)
+    state = state_lib.create(params, optimizer, reference=False)
+    layout, timer = assemble.sft_layout(config), PhaseTimer()
+    prefix = config.data.max_prompt_tokens
+    logger = MetricLogger(workdir, tensorboard=config.log.tensorboard, stream="warmup")
+    logger.truncate_after(0)
+    total = config.warmup.steps
+    with logger, Progress(total, title="warm-up", fields=WARMUP, every=max(1, total // 10)) as progress:
+        for step in range(1, total + 1):
+            with timer("data"):
+                prompts = pairs.take(config.warmup.batch)
+                groups = [as_group(warmup_pair(p, model.tokenizer)) for p in prompts]
+                batch = sharding.put_batch(model.mesh, pack(groups, layout, prefix=prefix))
+            with timer("update"):
+                state, metrics, _ = step_fn(state, batch)
+                metrics = jax.device_get(metrics)
+            times = timer.pop()
+            row = {
+                "warmup/loss": float(metrics["loss/total"]),
+                "optim/grad_norm": float(metrics["optim/grad_norm"]),
+                "throughput/tokens_per_s": float(metrics["batch/tokens"]) / times["time/step_s"],
+                **times,
+            }
+            logger.write(step, row)
+            progress.update(step, row)
+            stop.check()
+    return state.params
+
+
+def as_group(pair: Pair) -> Group:
+    """A pair as a group of one right sample, which is all that the supervised loss needs."""
+    sample = Sample(
+        index=0,
+        seed=0,
+        tokens=pair.response,
+        logp=np.zeros(len(pair.response), np.float32),
+        finish=Finish.STOP,
+        weight_version=0,
+        status=Status.OK,
+    )
+    return Group(pair.prompt, [sample])
