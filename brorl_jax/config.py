@@ -124,10 +124,8 @@ def default() -> Config:
 
     config.algo = _section()
     config.algo.advantage = "reinforce_pp_baseline"  # [P][V2]
-    config.algo.normalise = (
-        "tokens"  # what reinforce_pp_baseline's batch mean and deviation are over: tokens ([NR][OR])
-    )
-    # or sequences; the other advantages know no such step and need none
+    # What reinforce_pp_baseline's batch statistics are over, tokens ([NR][OR]) or sequences; the others need "none".
+    config.algo.normalise = "tokens"
     config.algo.advantage_clip = 0.0  # |advantage| <= this; 0 = off; ours
     config.algo.loss = "ppo_clip"  # [P][V2]
     config.algo.eps_low = 0.2  # ratio >= 1 - eps_low; [V2]
@@ -142,15 +140,11 @@ def default() -> Config:
     config.algo.mismatch = _section()
     config.algo.mismatch.kind = "tis"  # correction for engine/trainer differences; [P]
     config.algo.mismatch.low = 0.0  # masks drop a token or sequence whose weight is below; tis does not use it
-    config.algo.mismatch.high = (
-        2.0  # weights above it are cut to it (tis) or dropped (masks); [TIS]; [NR] mask [0.5, 5.0]
-    )
+    config.algo.mismatch.high = 2.0  # tis cuts weights to it, masks drop above it; [TIS]; [NR] mask [0.5, 5.0]
     config.algo.mismatch.stop_above = 0.0  # nats, mean |logp difference| that stops the run; 0 = never; ours
     config.algo.reference = _section()
     config.algo.reference.every = 0  # steps between resets of the reference policy to the policy; 0 = never
-    config.algo.reference.kl_spike = (
-        0.0  # nats of policy/kl_ref that trigger a reset; 0 = off; [V2] names the rule only
-    )
+    config.algo.reference.kl_spike = 0.0  # nats of policy/kl_ref that trigger a reset; 0 = off; [V2], rule only
     config.algo.reference.stall = 0  # evaluations without a new best that trigger a reset; 0 = off; [V2], rule only
     config.algo.reference.reset_optimiser = False  # also forget the optimiser's moments; [V2] keeps, [V1] resets
 
