@@ -1,8 +1,8 @@
 """Attention with grouped queries, over packed segments and over a shared prefix.
 
-Everything goes through ``jax.nn.dot_product_attention``, which is fused flash attention on GPUs. A response that
-attends to a shared prefix and to itself is two attentions merged by their log-sum-exp: exact, and the prefix's
-keys and values are never repeated per response.
+A response that attends to a shared prefix and to itself has one softmax over both sets of keys: exact, and the
+prefix's keys and values are never repeated per response. (Two attentions merged by their log-sum-exp give the same
+values, but the log-sum-exp of ``jax.nn.dot_product_attention`` carries no gradient, so the merged one would be wrong.)
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+
+MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)  # finite: a query that sees nothing has no NaN, nor its gradient
 
 
 def segment_mask(segment_ids: Int[Array, "*b T"]) -> Bool[Array, "*b T T"]:
@@ -21,30 +23,37 @@ def segment_mask(segment_ids: Int[Array, "*b T"]) -> Bool[Array, "*b T T"]:
 
 
 def attend(
-    q: Float[Array, "B T H h"],
-    k: Float[Array, "B S K h"],
-    v: Float[Array, "B S K h"],
-    mask: Bool[
-        Array,
-        (
-            B  # T S
-        ),
-    ],
-) -> tuple[Float[Array, "B T H h"], Float[Array, "B T H"]]:
-    """Softmax attention and its log-sum-exp (float32).
+    q: Float[Array, "B T H h"], k: Float[Array, "B T K h"], v: Float[Array, "B T K h"], mask: Bool[Array, "B T T"]
+) -> Float[Array, "B T H h"]:
+    """Softmax attention; a query with no visible key gets an arbitrary finite output."""
+    return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
 
-    A query with no visible key gets an arbitrary finite output and a log-sum-exp so low that ``merge`` ignores it.
+
+def attend_with_prefix(
+    q: Float[Array, "S rows T H h"],
+    k: Float[Array, "S rows T K h"],
+    v: Float[Array, "S rows T K h"],
+    mask: Bool[Array, "S rows T T"],
+    prefix_k: Float[Array, "S P K h"],
+    prefix_v: Float[Array, "S P K h"],
+    visible: Bool[Array, "S P"],
+) -> Float[Array, "S rows T H h"]:
+    """Each query attends to the keys of its row that ``mask`` allows and to its slot's ``visible`` prefix.
+
+    One softmax over both, in float32. A query with no visible key gets an arbitrary finite output.
     """
-    out, lse = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], return_residual=True)
-    return out, lse.astype(jnp.float32)
+    heads, dim = q.shape[-2:]
+    kv_heads, width = k.shape[-2], prefix_k.shape[1]
+    grouped = q.reshape(*q.shape[:-2], kv_heads, heads // kv_heads, dim) * dim**-0.5
+    # With bfloat16 the preset keeps the backward pass, too, from multiplying float32 by bfloat16.
+    precision = jax.lax.DotAlgorithmPreset.BF16_BF16_F32 if q.dtype == jnp.bfloat16 else None
 
+    def scores(spec: str, keys: Array) -> Array:
+        return jnp.einsum(spec, grouped, keys, precision=precision, preferred_element_type=jnp.float32)
 
-def merge(
-    a: tuple[Float[Array, "*b h"], Float[Array, "*b"]], b: tuple[Float[Array, "*b h"], Float[Array, "*b"]]
-) -> Float[Array, "*b h"]:
-    """The attention over the union of two disjoint key sets, from each set's output and log-sum-exp.
-
-    ``softmax([s_a, s_b]) [v_a; v_b] = w out_a + (1 - w) out_b`` with ``w = sigmoid(lse_a - lse_b)``.
-    """
-    weight = jax.nn.sigmoid(a[1] - b[1])[..., None]
-    return (weight * a[0] + (1.0 - weight) * b[0]).astype(a[0].dtype)
+    on_prefix = jnp.where(visible[:, None, None, None, None], scores("srtkgh,spkh->srkgtp", prefix_k), MASKED)
+    on_own = jnp.where(mask[:, :, None, None], scores("srtkgh,srukh->srkgtu", k), MASKED)
+    weights = jax.nn.softmax(jnp.concatenate([on_prefix, on_own], axis=-1), axis=-1).astype(v.dtype)
+    out = jnp.einsum("srkgtp,spkh->srtkgh", weights[..., :width], prefix_v)
+    out = out + jnp.einsum("srkgtu,srukh->srtkgh", weights[..., width:], v)
+    return out.reshape(q.shape)

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from brorl_jax.models.attention import attend, merge, segment_mask
+from brorl_jax.models.attention import attend, attend_with_prefix, segment_mask
 from brorl_jax.models.config import ModelConfig
 
 Params = dict[str, Any]
@@ -166,7 +166,7 @@ def forward(
     rope, mask = rotary(cfg, positions), segment_mask(segment_ids)
 
     def layer(x: Array, w: Params) -> tuple[Array, None]:
-        return block(w, cfg, x, rope, lambda q, k, v: attend(q, k, v, mask)[0]), None
+        return block(w, cfg, x, rope, lambda q, k, v: attend(q, k, v, mask)), None
 
     x, _ = _scan(layer, params["embed"][tokens].astype(compute_dtype), params["layers"], remat)
     return rms_norm(x, params["final_norm"], cfg.rms_eps)
@@ -189,13 +189,11 @@ def forward_rows(
 
     Equal to ``forward`` on sequences that repeat the prefix before every response; ``prefix_len`` may be 0.
     """
-    slots, rows, length = inputs.shape
-    width = prefix.shape[1]
-    columns = jnp.arange(width)
+    columns = jnp.arange(prefix.shape[1])
     visible = columns[None, :] < prefix_len[:, None]  # [S, P]
     prefix_rope = rotary(cfg, jnp.broadcast_to(columns, prefix.shape))
     prefix_mask = segment_mask(visible.astype(jnp.int32))
-    rope, own_mask = rotary(cfg, positions), segment_mask(segment_ids).reshape(slots * rows, length, length)
+    rope, own_mask = rotary(cfg, positions), segment_mask(segment_ids)
 
     def layer(carry: tuple[Array, Array], w: Params) -> tuple[tuple[Array, Array], None]:
         x_prefix, x = carry
@@ -203,15 +201,10 @@ def forward_rows(
 
         def on_prefix(q: Array, k: Array, v: Array) -> Array:
             cached.extend((k, v))
-            return attend(q, k, v, prefix_mask)[0]
+            return attend(q, k, v, prefix_mask)
 
         def on_rows(q: Array, k: Array, v: Array) -> Array:
-            def flat(y: Array) -> Array:
-                return y.reshape(slots * rows, length, *y.shape[3:])
-
-            own = attend(flat(q), flat(k), flat(v), own_mask)
-            shared = attend(q.reshape(slots, rows * length, *q.shape[3:]), *cached, visible[:, None])
-            return merge(*((out.reshape(q.shape), lse.reshape(q.shape[:-1])) for out, lse in (own, shared)))
+            return attend_with_prefix(q, k, v, own_mask, cached[0], cached[1], visible)
 
         x_prefix = block(w, cfg, x_prefix, prefix_rope, on_prefix)
         return (x_prefix, block(w, cfg, x, rope, on_rows)), None
@@ -239,7 +232,7 @@ def prefill(
 
         def attention(q: Array, k: Array, v: Array) -> Array:
             cached.extend((k, v))
-            return attend(q, k, v, mask)[0]
+            return attend(q, k, v, mask)
 
         x = block(w, cfg, x, rope, attention)
         return x, (cached[0], cached[1])
