@@ -1,0 +1,181 @@
+"""The benchmark does the work it claims to do, and says so when a contender did not. No test looks at a clock."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import n_scaling, step
+from benchmarks.contenders import work as shared
+from benchmarks.contenders.work import Work
+
+TINY = dict(vocab=32, layers=1, width=16, heads=2, kv_heads=1, ffn=16, prompt_tokens=6, response_tokens=4)
+
+
+def result(work: Work, seconds: list[tuple[float, float]], **changes: float) -> dict:
+    """What a contender reports: ``(generation, update)`` seconds of each step, everything else as it should be."""
+    row = {
+        "generated_tokens": work.tokens,
+        "trained_tokens": work.tokens,
+        "context_tokens": work.samples * work.prompt_tokens,
+        "peak_rss_gib": 1.5,
+        "others_cores": 0.0,
+    } | changes
+    steps = [{"generation_s": g, "update_s": u, "step_s": g + u} | row for g, u in seconds]
+    return {"steps": steps, "moved": 1e-5, "parameters": 7, "versions": {"python": "3"}}
+
+
+def test_first_step_is_left_out_and_the_median_of_the_others_counts():
+    work = Work(n=8, steps=3)
+    got = step.summary(result(work, [(90.0, 90.0), (1.0, 3.0), (2.0, 3.0), (7.0, 1.0)]), work)
+    assert (got["generation_s"], got["update_s"], got["step_s"]) == (2.0, 3.0, 5.0)
+    assert got["samples_per_s"] == 8 / 5
+    assert got["wrong"] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"generated_tokens": 255}, "generated 255 tokens instead of 256"),
+        ({"trained_tokens": 128}, "trained 128 tokens instead of 256"),
+        ({"trained_tokens": 257}, "trained 257 tokens instead of 256"),
+        ({"context_tokens": 128}, "trained on 128 prompt tokens"),
+    ],
+)
+def test_other_work_is_found(changes, complaint):
+    work = Work(n=8, steps=1)
+    assert any(complaint in why for why in step.summary(result(work, [(1, 1), (1, 1)], **changes), work)["wrong"])
+
+
+def test_a_missing_step_and_weights_that_stand_still_are_found():
+    work = Work(n=8, steps=2)
+    got = step.summary(result(work, [(1, 1), (1, 1)]) | {"moved": 0.0}, work)
+    assert got["wrong"] == ["1 timed steps instead of 2", "no weight changed: every gradient was 0"]
+
+
+def compare(monkeypatch, work: Work, results: dict, *flags: str) -> tuple[dict, str]:
+    monkeypatch.setattr(step, "contend", lambda python, module, work, timeout: results[module])
+    options, parsed = step.parse([*flags, "--n", str(work.n), "--steps", str(work.steps)])
+    return step.compare(options, parsed)
+
+
+def test_ratios_are_the_peers_seconds_over_ours(monkeypatch):
+    work = Work(n=8, steps=1)
+    ours, trl = result(work, [(9, 9), (1, 2)]), result(work, [(9, 9), (4, 14)], others_cores=1.25)
+    out, table = compare(monkeypatch, work, {"ours": ours, "trl": trl}, "--trl-python", "python")
+    assert out["ratios"] == {"TRL": {"step_s": 6.0, "generation_s": 4.0, "update_s": 7.0}}
+    assert out["failed"] == []
+    assert "| **TRL / brorl_jax** | 4.00x | 7.00x | 6.00x |" in table
+    assert "other processes used up to 1.2 cores during a step of TRL" in table
+    assert "tunix is missing: --tunix-python was not given." in table
+
+
+def test_a_contender_that_did_other_work_fails_the_run(monkeypatch):
+    work = Work(n=8, steps=1)
+    short = result(work, [(1, 1), (1, 1)], generated_tokens=200)
+    out, table = compare(
+        monkeypatch, work, {"ours": result(work, [(1, 1), (1, 1)]), "tunix": short}, "--tunix-python", "python"
+    )
+    assert out["failed"] == ["tunix"]
+    assert "**tunix did other work:** step 0 generated 200 tokens instead of 256" in table
+
+
+def test_unequal_models_fail_the_run(monkeypatch):
+    work = Work(n=8, steps=1)
+    ours = result(work, [(1, 1), (1, 1)])
+    out, _ = compare(monkeypatch, work, {"ours": ours, "trl": ours | {"parameters": 8}}, "--trl-python", "python")
+    assert out["failed"] == ["models differ in size"]
+
+
+def test_n_scaling_compares_the_same_number_of_samples():
+    asked = []
+
+    def run(work: Work, *args: str) -> dict:
+        asked.append((work.prompts, work.n, *args))
+        if args:
+            memory = {"rss_before_gib": 1.0, "rss_peak_gib": 1.25, "compiled_temp_bytes": 2**21, "batch_bytes": 2**20}
+            return memory | {
+                "trained_tokens": work.tokens, "micro_batches": 1, "compiled_argument_bytes": 2**20,
+            }  # fmt: skip
+        return result(work, [(9, 9), (4.0, 2.0) if work.n == 4 else (1.0, 2.0)])
+
+    work = Work(n=16, steps=1)
+    out = n_scaling.measure(work, 4, run, step.summary)
+    assert asked == [(4, 4), (1, 16), (1, 4, "memory"), (1, 8, "memory"), (1, 16, "memory"), (1, 32, "memory")]
+    assert out["ratio"] == {"generation_s": 4.0, "update_s": 1.0, "step_s": 2.0}
+    table = n_scaling.table(out, work, "here")
+    assert "| 4 x 4 | 4.0 | 8.0 | 2.7 | 1.50 |" in table
+    assert "| 8 | 1 | 2.0 | 1.0 | 1.00 | 1024 | 1280 | 256 |" in table
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--n", "1"], "n = 1 must be at least 2"),
+        (["--n", "100"], "100 samples a multiple of 64"),
+        (["--steps", "0"], "must be positive: steps = 0"),
+        (["--n-scaling", "--small-n", "3"], "--small-n 3 must be at least 2 and divide --n 512"),
+    ],
+)
+def test_impossible_work_is_refused_in_one_line(flags, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        step.main(flags)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_all_contenders_see_the_same_prompt_and_the_same_reward():
+    work = Work(vocab=16, prompt_tokens=50)
+    ids = work.prompt(3, 0)
+    assert ids == work.prompt(3, 0) != work.prompt(4, 0)
+    assert len(ids) == 50 and min(ids) >= 0 and max(ids) < 14  # 14 and 15 are padding and end
+    texts = [shared.words(tokens) for tokens in ([3, 2], [2, 3], [13])] + ["", "<eos> w1"]
+    assert shared.text_rewards(texts) == [shared.reward(3), shared.reward(2), shared.reward(13), 0.0, 0.0]
+    assert [shared.reward(3), shared.reward(2)] == [1.0, 0.0]
+
+
+def test_words_are_one_token_each():
+    tokenizer = shared.word_tokenizer(16)
+    ids = Work(vocab=16).prompt(0, 0)
+    assert tokenizer(shared.words(ids))["input_ids"] == ids
+    assert tokenizer.decode(ids) == shared.words(ids)
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (14, 15)
+
+
+@pytest.mark.slow
+def test_our_contender_does_the_work_and_a_missing_peer_is_named(tmp_path, capsys):
+    sizes = [f"--{k.replace('_', '-')}={v}" for k, v in TINY.items()]
+    absent = str(tmp_path / "no" / "python")
+    flags = ["--n=8", "--micro-rows=4", "--steps=1", f"--trl-python={absent}", f"--out={tmp_path}", *sizes]
+    assert step.main(flags) == 1  # asked for TRL, got none
+    out = json.loads((tmp_path / "step.json").read_text())
+    assert out["skipped"] == {
+        "TRL": f"cannot run {absent}: No such file or directory",
+        "tunix": "--tunix-python was not given",
+    }
+    ours = out["contenders"]["brorl_jax"]
+    assert ours["wrong"] == []
+    assert [(s["generated_tokens"], s["trained_tokens"], s["context_tokens"]) for s in ours["steps"]] == [
+        (32, 32, 48)
+    ] * 2
+    # AdamW's first step is the learning rate wherever there is a gradient, and two steps are at most twice that.
+    assert 1e-5 * 0.9 < ours["moved"] < 2e-5 * 1.1
+    assert (tmp_path / "step.md").read_text() in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_memory_of_the_update_does_not_depend_on_n(capsys):
+    from benchmarks.contenders import ours
+
+    def planned(n: int) -> dict:
+        ours.run_memory(Work(n=n, micro_rows=4, **TINY))
+        line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith(shared.MARK))
+        return json.loads(line.removeprefix(shared.MARK))
+
+    few, many = planned(8), planned(64)
+    assert (few["micro_batches"], many["micro_batches"]) == (2, 16)
+    assert (few["trained_tokens"], many["trained_tokens"]) == (8 * 4, 64 * 4)
+    # Eight times the rollouts: what grows is the batch itself (and the log-probabilities returned, a part of its size).
+    assert many["compiled_temp_bytes"] - few["compiled_temp_bytes"] <= many["batch_bytes"] - few["batch_bytes"]
+    assert many["compiled_temp_bytes"] < 1.1 * few["compiled_temp_bytes"]
