@@ -156,9 +156,8 @@ def test_our_contender_does_the_work_and_a_missing_peer_is_named(tmp_path, capsy
     }
     ours = out["contenders"]["brorl_jax"]
     assert ours["wrong"] == []
-    assert [(s["generated_tokens"], s["trained_tokens"], s["context_tokens"]) for s in ours["steps"]] == [
-        (32, 32, 48)
-    ] * 2
+    counts = ("generated_tokens", "trained_tokens", "context_tokens")
+    assert [tuple(s[key] for key in counts) for s in ours["steps"]] == [(32, 32, 48)] * 2
     # AdamW's first step is the learning rate wherever there is a gradient, and two steps are at most twice that.
     assert 1e-5 * 0.9 < ours["moved"] < 2e-5 * 1.1
     assert (tmp_path / "step.md").read_text() in capsys.readouterr().out
