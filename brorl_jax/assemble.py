@@ -22,6 +22,8 @@ from brorl_jax.data.packing import Layout
 from brorl_jax.data.tokenizer import Tokenizer, train_tokenizer
 from brorl_jax.errors import UserError
 from brorl_jax.learner import advantages, kl, losses, mismatch, optim, reduce, shaping
+from brorl_jax.learner import state as state_lib
+from brorl_jax.learner.state import TrainState
 from brorl_jax.learner.step import Compute, Objective
 from brorl_jax.models import hf, sharding, transformer
 from brorl_jax.models.config import ModelConfig
@@ -139,8 +141,7 @@ def prompt_stream(
     )
 
 
-def build_engine(config: Config, model: Model) -> Engine:
-    """The rollout engine named by ``rollout.engine``."""
+def _local_engine(config: Config, model: Model) -> Engine:
     return LocalEngine(
         model.cfg,
         rows=config.rollout.local.rows,
@@ -148,6 +149,14 @@ def build_engine(config: Config, model: Model) -> Engine:
         real_vocab=model.tokenizer.vocab_size,
         dtype=model.compute.dtype,
     )
+
+
+ENGINES: dict[str, Callable[[Config, Model], Engine]] = {"local": _local_engine}
+
+
+def build_engine(config: Config, model: Model) -> Engine:
+    """The rollout engine named by ``rollout.engine``."""
+    return ENGINES[config.rollout.engine](config, model)
 
 
 def training_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
@@ -198,6 +207,23 @@ def optimizer(config: Config, lr: float, warmup_steps: int) -> optax.GradientTra
     """AdamW with the moments, decay and clipping of ``optim``."""
     names = ("b1", "b2", "eps", "weight_decay", "clip_norm")
     return optim.make_optimizer(lr, warmup_steps=warmup_steps, **{name: config.optim[name] for name in names})
+
+
+def state_maker(
+    model: Model, optimizer: optax.GradientTransformation, *, reference: bool
+) -> tuple[Callable[[Any], TrainState], TrainState]:
+    """Compiles the making of a fresh state from weights, born sharded; and its shapes, dtypes and places.
+
+    The weights are donated.
+    """
+
+    def create(weights: Any) -> TrainState:
+        return state_lib.create(weights, optimizer, reference=reference)
+
+    shape = jax.eval_shape(create, jax.eval_shape(model.weights))
+    where = sharding.like_weights(model.mesh, model.cfg, shape)
+    placed = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shape, where)
+    return jax.jit(create, out_shardings=where, donate_argnums=0), placed
 
 
 def learning_rate(config: Config) -> float:

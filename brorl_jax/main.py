@@ -18,10 +18,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from brorl_jax import config as config_lib
+from brorl_jax import xla
 from brorl_jax.config_checks import check_override
 from brorl_jax.errors import UserError
 
@@ -84,8 +85,7 @@ def run(_: list[str]) -> None:
     if FLAGS.dry_run:
         print(json.dumps({"config": config.to_dict(), "derived": config_lib.derived(config)}, indent=2))
         return
-    from absl import logging
-
+    xla.set_cpu_flags()
     from brorl_jax import train  # late: importing jax takes seconds, a wrong flag should not
 
     logging.set_verbosity(logging.WARNING)  # jax, orbax and tensorboardX talk at length

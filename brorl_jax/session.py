@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import optax
 
 from brorl_jax import assemble, warmup
@@ -20,11 +19,9 @@ from brorl_jax.config import Config
 from brorl_jax.data.stream import PromptStream
 from brorl_jax.errors import UserError
 from brorl_jax.interrupt import Stop
-from brorl_jax.learner import state as state_lib
 from brorl_jax.learner.state import TrainState
 from brorl_jax.learner.step import make_score, make_train_step
 from brorl_jax.metrics import PhaseTimer
-from brorl_jax.models import sharding
 from brorl_jax.report.collect import flatten
 from brorl_jax.rewards import grading
 from brorl_jax.rollout.api import Engine
@@ -91,12 +88,13 @@ def open_session(config: Config, workdir: Path, stop: Stop) -> Session:
     optimizer = assemble.optimizer(config, assemble.learning_rate(config), config.optim.warmup_steps)
     checkpointer = Checkpointer(workdir, keep=config.checkpoint.keep)
     _write_config(config, workdir, resuming=checkpointer.latest is not None)
-    restored = _restore(config, model, optimizer, checkpointer, prompts)
+    make_state, placed = assemble.state_maker(model, optimizer, reference=config.algo.kl.coef > 0)
+    restored = _restore(checkpointer, placed, prompts)
     if restored is None:
         weights = model.weights()
         if config.warmup.steps:
             weights = warmup.run(config, workdir, model, weights, held_out, stop)
-        restored = {"state": _create(config, model, optimizer)(weights)}
+        restored = {"state": make_state(weights)}
     session = Session(
         config=config,
         workdir=workdir,
@@ -118,31 +116,12 @@ def open_session(config: Config, workdir: Path, stop: Stop) -> Session:
     return session
 
 
-def _create(config: Config, model: Model, optimizer: optax.GradientTransformation) -> Callable[[Any], TrainState]:
-    """Compiles the making of a fresh state, born sharded."""
-
-    def create(weights: Any) -> TrainState:
-        return state_lib.create(weights, optimizer, reference=config.algo.kl.coef > 0)
-
-    shape = jax.eval_shape(create, jax.eval_shape(model.weights))
-    return jax.jit(create, out_shardings=sharding.like_weights(model.mesh, model.cfg, shape))
-
-
-def _restore(
-    config: Config,
-    model: Model,
-    optimizer: optax.GradientTransformation,
-    checkpointer: Checkpointer,
-    prompts: PromptStream,
-) -> dict[str, Any] | None:
+def _restore(checkpointer: Checkpointer, placed: TrainState, prompts: PromptStream) -> dict[str, Any] | None:
     """The session's fields from the newest checkpoint, or None without one. Moves ``prompts`` to its position."""
     if checkpointer.latest is None:
         return None
-    like = jax.eval_shape(_create(config, model, optimizer), jax.eval_shape(model.weights))
-    where = sharding.like_weights(model.mesh, model.cfg, like)
-    like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), like, where)
     try:
-        state, carried, host = checkpointer.restore(like)
+        state, carried, host = checkpointer.restore(placed)
         prompts.restore(host["prompts"])
     except ValueError as error:
         raise UserError(f"cannot resume from {checkpointer.directory}: {error}") from error

@@ -124,7 +124,7 @@ def _loop(s: Session) -> None:
     logger.truncate_after(s.step)
     writer.truncate_after(s.step)
     total = config.train.steps
-    with logger, Progress(total, start=s.step, every=config.log.every) as progress:
+    with logger, Progress(total, start=s.step, title=config.name, every=config.log.every) as progress:
         if s.step:
             progress.note(f"resuming after step {s.step}")
         elif config.data.eval and config.eval.before_training and logger.last_step is None:

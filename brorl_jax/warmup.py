@@ -13,7 +13,6 @@ from brorl_jax.assemble import Model
 from brorl_jax.config import Config
 from brorl_jax.data.packing import pack
 from brorl_jax.data.stream import Pair, warmup_pair
-from brorl_jax.learner import state as state_lib
 from brorl_jax.learner.step import make_train_step
 from brorl_jax.metrics import MetricLogger, PhaseTimer
 from brorl_jax.models import sharding
@@ -29,21 +28,23 @@ def run(config: Config, workdir: Path, model: Model, params: Any, held_out: dict
     pairs = assemble.prompt_stream(config, config.data.warmup, model.tokenizer, held_out)
     optimizer = assemble.optimizer(config, config.warmup.lr, warmup_steps=0)
     step_fn = make_train_step(model.cfg, assemble.sft_objective(config), model.compute, optimizer)
-    state = state_lib.create(params, optimizer, reference=False)
+    state = assemble.state_maker(model, optimizer, reference=False)[0](params)
     layout, timer = assemble.sft_layout(config), PhaseTimer()
-    prefix = config.data.max_prompt_tokens
     logger = MetricLogger(workdir, tensorboard=config.log.tensorboard, stream="warmup")
     logger.truncate_after(0)
     total = config.warmup.steps
+
+    def next_batch() -> Any:
+        groups = [as_group(warmup_pair(p, model.tokenizer)) for p in pairs.take(config.warmup.batch)]
+        return sharding.put_batch(model.mesh, pack(groups, layout))
+
     with logger, Progress(total, title="warm-up", fields=WARMUP, every=max(1, total // 10)) as progress:
+        batch = next_batch()
         for step in range(1, total + 1):
-            with timer("data"):
-                prompts = pairs.take(config.warmup.batch)
-                groups = [as_group(warmup_pair(p, model.tokenizer)) for p in prompts]
-                batch = sharding.put_batch(model.mesh, pack(groups, layout, prefix=prefix))
-            with timer("update"):
-                state, metrics, _ = step_fn(state, batch)
-                metrics = jax.device_get(metrics)
+            state, metrics, _ = step_fn(state, batch)
+            with timer("data"):  # while the device works on the update
+                batch = next_batch()
+            metrics = jax.device_get(metrics)
             times = timer.pop()
             row = {
                 "warmup/loss": float(metrics["loss/total"]),

@@ -34,13 +34,13 @@ def get_config():
     config.data.warmup.sums = _sums(seed=1_000_000, size=100_000)
     config.data.train.sums = _sums(seed=2_000_000, size=100_000)
     config.data.eval.sums = _sums(seed=0, size=256)
-    config.data.max_prompt_tokens = 48
+    config.data.max_prompt_tokens = 24
 
     config.rollout.prompts_per_step = 64
     config.rollout.n = 16
-    config.rollout.max_tokens = 8
+    config.rollout.max_tokens = 6
     config.rollout.local.rows = 1024
-    config.rollout.local.chunk = 8
+    config.rollout.local.chunk = 6
 
     config.algo.updates_per_step = 1
     config.algo.loss = "reinforce"
@@ -53,7 +53,7 @@ def get_config():
 
     config.batch.slots = 64
     config.batch.rows = 16
-    config.batch.row_tokens = 8
+    config.batch.row_tokens = 6
 
     config.warmup.steps = 320
     config.warmup.batch = 256

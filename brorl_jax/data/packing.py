@@ -36,7 +36,7 @@ def pack(groups: Sequence[Group], layout: Layout, *, prefix: int | None = None, 
     ``ref_logp`` are zeros, to be filled from a scoring pass.
 
     Args:
-        prefix: Width P of the prompt arrays; default: the longest prompt, rounded up to a power of two.
+        prefix: Width P of the prompt arrays; default: the longest one, rounded up.
         n_micro: Least number of micro-batches in the arrays' shape, so that mini-batches of a step share one shape.
 
     Raises:
@@ -44,7 +44,7 @@ def pack(groups: Sequence[Group], layout: Layout, *, prefix: int | None = None, 
     """
     slots = [(group.prompt, rows) for group in groups for rows in _slots(group, layout)]
     longest = max((len(prompt.tokens) - 1 for prompt, _ in slots), default=0)
-    width = max(16, 1 << max(0, longest - 1).bit_length()) if prefix is None else prefix
+    width = rounded_up(longest) if prefix is None else prefix
     if longest > width:
         raise ValueError(f"a prompt needs {longest} prefix places but the batch has {width}")
     used = -(-len(slots) // layout.slots)

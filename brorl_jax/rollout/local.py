@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from brorl_jax.data.packing import rounded_up
 from brorl_jax.models.config import ModelConfig
 from brorl_jax.rollout import decode
 from brorl_jax.rollout.api import Request, Sampling
@@ -102,7 +103,7 @@ class _Session:
         self.queue = deque(_Open(r, deque(range(len(r.seeds))), {}) for r in requests)
         n = min(max(len(r.seeds) for r in requests), engine._rows)
         slots = max(1, min(engine._rows // n, len(requests)))
-        prefix = max(16, _power_of_two(max(len(r.prompt.tokens) for r in requests) - 1))
+        prefix = rounded_up(max(len(r.prompt.tokens) for r in requests) - 1)
         self.steps = min(engine._chunk, sampling.max_tokens)
         window = min(sampling.max_tokens, max(FIRST_WINDOW, _power_of_two(self.steps)))
         self.cache = decode.empty_cache(engine._cfg, slots, n, prefix, window, engine._dtype)
