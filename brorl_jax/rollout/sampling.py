@@ -37,7 +37,7 @@ def restrict(
     kept = jnp.where(keep, p, 0.0)
     kept = kept / jnp.sum(kept, axis=-1, keepdims=True)
     before = jnp.cumsum(kept, axis=-1) - kept
-    keep = keep & (before < top_p) & (kept >= min_p * kept[:, :1])
+    keep = keep & ((before < top_p) | (top_p >= 1)) & (kept >= min_p * kept[:, :1])
     keep = keep | (rank == 0)
     threshold = jnp.min(jnp.where(keep, ordered, jnp.inf), axis=-1, keepdims=True)
     return jnp.where(logits >= threshold, logits, -jnp.inf)
@@ -65,10 +65,11 @@ def draw(logits: Float[Array, "B V"], u: Float[Array, "B 2"]) -> tuple[Int[Array
 
 def _invert(weights: Float[Array, "B n"], u: Float[Array, " B"]) -> Int[Array, " B"]:
     cumulative = jnp.cumsum(weights, axis=-1)
-    index = jnp.sum(cumulative <= u[:, None] * cumulative[:, -1:], axis=-1)
-    # Rounding can put the target past the last positive weight.
-    last = weights.shape[-1] - 1 - jnp.argmax(weights[:, ::-1] > 0, axis=-1)
-    return jnp.minimum(index, last)
+    # A parallel sum can rise by an ulp over a weight of 0, and the target can round up to the total.
+    possible = weights > 0
+    beyond = possible & (cumulative > u[:, None] * cumulative[:, -1:])
+    last = weights.shape[-1] - 1 - jnp.argmax(possible[:, ::-1], axis=-1)
+    return jnp.where(beyond.any(axis=-1), jnp.argmax(beyond, axis=-1), last)
 
 
 def greedy(logits: Float[Array, "B V"]) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
