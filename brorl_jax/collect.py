@@ -8,6 +8,7 @@ is missing (``oversample``); what is kept beyond the need is carried into the ne
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -84,19 +85,19 @@ def rollouts(
         check: Called after every group; raises to stop early.
     """
     done: dict[int, Group] = {}  # by the first sample's seed: a prompt may come twice
-    generated = engine.generate(requests, sampling)
-    while True:
-        with timer("rollout"):
-            group = next(generated, None)
-        if group is None:
-            break
-        with timer("reward"):
-            for sample in group.samples:
-                stopped = sample.finish is Finish.STOP
-                sample.text = tokenizer.decode(sample.tokens[:-1] if stopped else sample.tokens)
-            grade([group])
-        done[group.samples[0].seed] = group
-        check()
+    with contextlib.closing(engine.generate(requests, sampling)) as generated:
+        while True:
+            with timer("rollout"):
+                group = next(generated, None)
+            if group is None:
+                break
+            with timer("reward"):
+                for sample in group.samples:
+                    stopped = sample.finish is Finish.STOP
+                    sample.text = tokenizer.decode(sample.tokens[:-1] if stopped else sample.tokens)
+                grade([group])
+            done[group.samples[0].seed] = group
+            check()
     return [done[r.seeds[0]] for r in requests]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Protocol
 
 from brorl_jax.types import Group, Prompt
@@ -73,8 +73,11 @@ def request(prompt: Prompt, n: int, *, run_seed: int, step: int, first: int = 0)
 class Engine(Protocol):
     """Generates groups with the weights last published. No request may be in flight during ``publish``."""
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Group]:
-        """Yields one group per request, in the order in which they complete; samples are not graded yet."""
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Generator[Group]:
+        """Yields one group per request, in the order in which they complete; samples are not graded yet.
+
+        Closing the generator gives up what is not complete.
+        """
         ...
 
     def publish(self, params: Any, version: int) -> None:

@@ -47,9 +47,16 @@ class LocalEngine:
         self._real_vocab = cfg.vocab_size if real_vocab is None else real_vocab
         self._params: Any = None
         self._version = -1
+        self._in_flight = 0  # calls of generate that have not ended
 
     def publish(self, params: Any, version: int) -> None:
-        """Samples with ``params`` from now on. Keeps a reference, or a copy in the engine's dtype if that differs."""
+        """Samples with ``params`` from now on. Keeps a reference, or a copy in the engine's dtype if that differs.
+
+        Raises:
+            RuntimeError: A call of ``generate`` is still running: its samples would mix two versions.
+        """
+        if self._in_flight:
+            raise RuntimeError(f"weights {version} published with {self._in_flight} calls of generate in flight")
         self._params = jax.tree.map(lambda x: x.astype(self._dtype), params)
         self._version = version
 
@@ -72,8 +79,13 @@ class LocalEngine:
                     f"prompt {r.prompt.id!r} has {len(r.prompt.tokens)} tokens; with max_tokens={sampling.max_tokens} "
                     f"it exceeds the model's {self._cfg.max_positions} positions"
                 )
-        if requests:
+        if not requests:
+            return
+        self._in_flight += 1
+        try:
             yield from _Session(self, requests, sampling).run()
+        finally:  # also when the caller gives up
+            self._in_flight -= 1
 
 
 @dataclasses.dataclass(slots=True)
