@@ -88,6 +88,7 @@ def build_model(config: Config, workdir: Path) -> Model:
         head_chunk=config.model.head_chunk,
         real_vocab=tokenizer.vocab_size if tokenizer.vocab_size < cfg.vocab_size else None,
         temperature=config.rollout.temperature,
+        sharding=sharding.slot_sharding(mesh),
     )
     return Model(cfg, tokenizer, weights, compute, mesh)
 

@@ -103,7 +103,7 @@ def open_session(config: Config, workdir: Path, stop: Stop) -> Session:
         prompts=prompts,
         engine=assemble.build_engine(config, model),
         optimizer=optimizer,
-        train_step=make_train_step(model.cfg, assemble.objective(config), model.compute, optimizer),
+        train_step=make_train_step(model.cfg, assemble.objective(config), model.compute, optimizer, placed),
         score=make_score(model.cfg, model.compute),
         set_advantages=assemble.advantage_setter(config),
         checkpointer=checkpointer,

@@ -27,8 +27,9 @@ def run(config: Config, workdir: Path, model: Model, params: Any, held_out: dict
     """
     pairs = assemble.prompt_stream(config, config.data.warmup, model.tokenizer, held_out)
     optimizer = assemble.optimizer(config, config.warmup.lr, warmup_steps=0)
-    step_fn = make_train_step(model.cfg, assemble.sft_objective(config), model.compute, optimizer)
-    state = assemble.state_maker(model, optimizer, reference=False)[0](params)
+    make_state, placed = assemble.state_maker(model, optimizer, reference=False)
+    step_fn = make_train_step(model.cfg, assemble.sft_objective(config), model.compute, optimizer, placed)
+    state = make_state(params)
     layout, timer = assemble.sft_layout(config), PhaseTimer()
     logger = MetricLogger(workdir, tensorboard=config.log.tensorboard, stream="warmup")
     logger.truncate_after(0)

@@ -1,7 +1,8 @@
 """Log-probabilities and entropies from hidden states, without ever holding tokens x vocabulary.
 
 The head runs over chunks of tokens; the backward pass computes each chunk's logits again, so that the largest array in
-either direction is ``[chunk, V]`` whatever the number of tokens.
+either direction is ``[chunk, V]`` whatever the number of tokens. A chunk is every n-th token, so that on a mesh it is
+spread over all devices that hold tokens.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _forward(hidden, weight, tokens, temperature, real_vocab, chunk):
         return None, _statistics(_logits(h, weight, temperature, real_vocab), t)
 
     _, (logp, entropy, lse) = jax.lax.scan(one, None, (_split(hidden, chunk), _split(tokens, chunk)))
-    return (logp.reshape(-1), entropy.reshape(-1)), (hidden, weight, tokens, temperature, lse)
+    return (_join(logp), _join(entropy)), (hidden, weight, tokens, temperature, lse)
 
 
 def _backward(real_vocab, chunk, residuals, cotangents):
@@ -60,14 +61,18 @@ def _backward(real_vocab, chunk, residuals, cotangents):
 
     xs = (_split(hidden, chunk), _split(tokens, chunk), lse, _split(cotangents[0], chunk))
     d_weight, d_hidden = jax.lax.scan(one, jnp.zeros(weight.shape, jnp.float32), xs)
-    return d_hidden.reshape(hidden.shape), d_weight.astype(weight.dtype), None, None
+    return _join(d_hidden), d_weight.astype(weight.dtype), None, None
 
 
 _chunked.defvjp(_forward, _backward)
 
 
-def _split(x: Array, chunk: int) -> Array:
-    return x.reshape(-1, chunk, *x.shape[1:])
+def _split(x: Float[Array, "T ..."], chunk: int) -> Float[Array, "chunks chunk ..."]:
+    return x.reshape(chunk, -1, *x.shape[1:]).swapaxes(0, 1)
+
+
+def _join(x: Float[Array, "chunks chunk ..."]) -> Float[Array, "T ..."]:
+    return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
 
 
 def logp_and_entropy(
@@ -90,14 +95,15 @@ def logp_and_entropy(
         tokens: Token ids in ``[0, V)``.
         temperature: Sampling temperature of the rollouts, so that ratios compare equals with equals.
         real_vocab: Ids from here on are padding of the embedding and get probability 0. Default: none are.
-        chunk: Tokens at a time; the largest intermediate array is ``[chunk, V]``.
+        chunk: Most tokens at a time; the largest intermediate array is ``[chunk, V]``.
 
     Returns:
         ``(logp, entropy)``, float32, entropy in nats.
     """
     count = tokens.shape[0]
-    chunk = min(chunk, count)
-    padding = -count % chunk
+    chunks = -(-count // chunk)
+    chunk = -(-count // chunks)  # chunks of one size, with as little padding as there can be
+    padding = chunks * chunk - count
     if padding:
         hidden = jnp.pad(hidden, ((0, padding), (0, 0)))
         tokens = jnp.pad(tokens, (0, padding))

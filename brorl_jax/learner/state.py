@@ -41,6 +41,9 @@ def create(params: Any, optimizer: optax.GradientTransformation, *, reference: b
 
 def reset_reference(state: TrainState, optimizer: optax.GradientTransformation, *, reset_optimiser: bool) -> TrainState:
     """The reference becomes the present policy; [V1] forgets the optimiser's moments as well, [V2] keeps them."""
-    reference = jax.tree.map(jnp.copy, state.params)
-    opt_state = optimizer.init(state.params) if reset_optimiser else state.opt_state
-    return state._replace(reference=reference, opt_state=opt_state)
+    state = state._replace(reference=jax.tree.map(jnp.copy, state.params))
+    if not reset_optimiser:
+        return state
+    # Where the old one was, scalars included: otherwise the next update would be compiled again.
+    where = jax.tree.map(lambda old: old.sharding, state.opt_state)
+    return state._replace(opt_state=jax.device_put(optimizer.init(state.params), where))

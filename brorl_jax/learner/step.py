@@ -34,6 +34,7 @@ class Compute:
         head_chunk: Tokens at a time in the language-model head.
         real_vocab: Ids from here on are padding of the embedding; None: there are none.
         temperature: Of the rollouts; divides the logits.
+        sharding: Of activations on a mesh, see ``models.transformer.forward_rows``; None: the compiler's choice.
     """
 
     dtype: Any = jnp.float32
@@ -41,6 +42,7 @@ class Compute:
     head_chunk: int = 1024
     real_vocab: int | None = None
     temperature: float = 1.0
+    sharding: jax.sharding.Sharding | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +82,7 @@ def _logp(params: Any, cfg: ModelConfig, micro: Batch, compute: Compute) -> tupl
     """Log-probability and entropy of every place of a micro-batch, flat."""
     hidden = forward_rows(
         params, cfg, micro.prefix, micro.prefix_len, micro.inputs, micro.segment_ids, micro.positions,
-        compute_dtype=compute.dtype, remat=compute.remat,
+        compute_dtype=compute.dtype, remat=compute.remat, sharding=compute.sharding,
     )  # fmt: skip
     return logp_and_entropy(
         hidden.reshape(-1, cfg.hidden),
@@ -144,6 +146,8 @@ def make_gradient(
 ) -> Callable[[Any, Batch], tuple[Any, Metrics, Float[Array, "M S rows T"]]]:
     """``gradient(params, batch) -> (gradients, metrics, logp)`` of one mini-batch, summed over its micro-batches.
 
+    The sum runs in float32 and comes back in the weights' dtype.
+
     Denominators are counted over the whole mini-batch first, so how it is cut into micro-batches, packed, padded or
     sharded changes nothing but rounding.
     """
@@ -163,12 +167,13 @@ def make_gradient(
         names = ["loss/policy", "loss/total", "policy/entropy", "policy/ratio_mean", "policy/clip_low"]
         names += ["policy/clip_high"] + (["loss/kl", "policy/kl_ref"] if objective.kl is not None else [])
         start = (
-            jax.tree.map(jnp.zeros_like, params),
+            jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params),
             {name: jnp.float32(0) for name in names},
             {"policy/ratio_max": jnp.float32(0)},
             jnp.zeros(batch.mask.shape, jnp.float32),
         )
         grads, sums, maxima, logps = jax.lax.fori_loop(0, batch.n_micro, one, start)
+        grads = jax.tree.map(lambda g, x: g.astype(x.dtype), grads, params)
         trained = {"batch/tokens": jnp.sum(per_micro[0]), "batch/sequences": jnp.sum(per_micro[1])}
         return grads, sums | maxima | trained, logps
 
@@ -176,13 +181,21 @@ def make_gradient(
 
 
 def make_train_step(
-    cfg: ModelConfig, objective: Objective, compute: Compute, optimizer: optax.GradientTransformation
+    cfg: ModelConfig,
+    objective: Objective,
+    compute: Compute,
+    optimizer: optax.GradientTransformation,
+    placed: TrainState | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics, Float[Array, "M S rows T"]]]:
     """Compiles ``train_step(state, batch) -> (state, metrics, logp)``: one update from one mini-batch.
 
     ``state`` is donated: the caller must use the returned one. ``logp`` is the policy's log-probability of every
     trained token before the update. A gradient that is not finite changes nothing and is counted in
     ``state.skipped``. Padding micro-batches (beyond ``batch.n_micro``) are not executed.
+
+    Args:
+        placed: A state, or its shapes, with the shardings that every new state is to keep; needed on a mesh, where the
+            compiler's own choice would move weights between updates, compile twice and give donated memory away.
     """
     gradient = make_gradient(cfg, objective, compute)
 
@@ -197,4 +210,5 @@ def make_train_step(
         )
         return state, metrics | {"optim/grad_norm": norm, "optim/skipped": skipped.astype(jnp.float32)}, logp
 
-    return jax.jit(train_step, donate_argnums=0)
+    where = None if placed is None else jax.tree.map(lambda x: x.sharding, placed)
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(where, None, None))

@@ -83,6 +83,11 @@ def like_weights(mesh: Mesh, cfg: ModelConfig, tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(leaf, tree)
 
 
+def slot_sharding(mesh: Mesh) -> NamedSharding:
+    """For activations ``[S, ...]``: slots over ``data`` and ``fsdp``, everything else whole."""
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
 def batch_sharding(mesh: Mesh, ndim: int) -> NamedSharding:
     """For arrays ``[M, S, ...]``: slots over ``data`` and ``fsdp``; scalars are replicated."""
     return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES) if ndim >= 2 else PartitionSpec())

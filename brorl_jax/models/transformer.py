@@ -184,11 +184,20 @@ def forward_rows(
     *,
     compute_dtype: jnp.dtype = jnp.float32,
     remat: str = "none",
+    sharding: jax.sharding.Sharding | None = None,
 ) -> Float[Array, "S rows T D"]:
     """Hidden states of packed responses, each attending to its slot's prefix (computed once) and to itself.
 
     Equal to ``forward`` on sequences that repeat the prefix before every response; ``prefix_len`` may be 0.
+
+    Args:
+        sharding: Of activations, along their slots. Without it the compiler may follow the weights' instead, and give
+            every device all slots and a part of the width.
     """
+
+    def place(x: Array) -> Array:
+        return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
+
     columns = jnp.arange(prefix.shape[1])
     visible = columns[None, :] < prefix_len[:, None]  # [S, P]
     prefix_rope = rotary(cfg, jnp.broadcast_to(columns, prefix.shape))
@@ -206,10 +215,10 @@ def forward_rows(
         def on_rows(q: Array, k: Array, v: Array) -> Array:
             return attend_with_prefix(q, k, v, own_mask, cached[0], cached[1], visible)
 
-        x_prefix = block(w, cfg, x_prefix, prefix_rope, on_prefix)
-        return (x_prefix, block(w, cfg, x, rope, on_rows)), None
+        x_prefix = place(block(w, cfg, x_prefix, prefix_rope, on_prefix))
+        return (x_prefix, place(block(w, cfg, x, rope, on_rows))), None
 
-    start = (params["embed"][prefix].astype(compute_dtype), params["embed"][inputs].astype(compute_dtype))
+    start = tuple(place(params["embed"][tokens].astype(compute_dtype)) for tokens in (prefix, inputs))
     (_, x), _ = _scan(layer, start, params["layers"], remat)
     return rms_norm(x, params["final_norm"], cfg.rms_eps)
 
