@@ -31,9 +31,10 @@ def set_advantages(
     if not groups:
         return
     samples = [g.samples for g in groups]
+    widest = max(len(row) for row in samples)  # carried groups may be of another N after a change of config
 
     def table(value: Callable[[Sample], Any], dtype: Any) -> np.ndarray:
-        return np.array([[value(s) for s in row] for row in samples], dtype)
+        return np.array([[value(s) for s in row] + [0] * (widest - len(row)) for row in samples], dtype)
 
     valid = table(lambda s: s.status is not None and s.status.scored, bool)
     lengths = table(lambda s: len(s.tokens), np.int32)
@@ -42,18 +43,26 @@ def set_advantages(
     values = np.asarray(clip_advantages(estimate(shaped, valid, lengths), clip))
     shaped = np.asarray(shaped)
     for row, rewards, advantages in zip(samples, shaped, values, strict=True):
-        for sample, reward, advantage in zip(row, rewards, advantages, strict=True):
+        for sample, reward, advantage in zip(row, rewards, advantages, strict=False):
             sample.shaped_reward, sample.advantage = float(reward), float(advantage)
 
 
-def check_first_update(update: dict[str, Any]) -> None:
+def check_first_update(update: dict[str, Any], dtype: Any) -> None:
     """The first update of a run compares the policy with itself: ratio 1, and KL 0 to a reference just copied.
 
+    Args:
+        update: Its metrics.
+        dtype: Of the computation. Scoring and updating are two programs that may round differently, in bfloat16 by
+            some hundredths of a nat per token.
+
     Raises:
-        RuntimeError: It does not: trainer passes disagree, and every later figure would be wrong.
+        RuntimeError: They disagree by more than that, and every later figure would be wrong.
     """
+    if not update["batch/tokens"]:
+        return
     ratio, kl = float(update["policy/ratio_mean"]), float(update.get("policy/kl_ref", 0.0))
-    if abs(ratio - 1.0) > 1e-3 or abs(kl) > 1e-6:
+    ratio_bound, kl_bound = (1e-3, 1e-6) if dtype == jnp.float32 else (3e-2, 1e-3)
+    if not (abs(ratio - 1.0) <= ratio_bound and abs(kl) <= kl_bound):  # NaN fails, too
         raise RuntimeError(
             f"the first update should see ratio 1 and KL 0 but saw a mean ratio of {ratio:.6f} and a KL of {kl:.3g}: "
             "two passes over the same tokens with the same weights disagree (dtype, masks or positions)"

@@ -60,10 +60,11 @@ def step(s: Session) -> tuple[Metrics, Fates]:
     s.set_advantages(groups, s.step)
 
     # 6. batch: one per update, all of one shape, with the log-probabilities an update compares with
+    several = config.algo.updates_per_step > 1  # even if a starved step has groups for one only
     with timer("pack"):
         packed = batches.pack_updates(groups, assemble.layout(config), config.algo.updates_per_step, s.model.mesh)
     with timer("score"):
-        packed = [batches.add_scores(batch, s.score, s.state, old=len(packed) > 1) for batch in packed]
+        packed = [batches.add_scores(batch, s.score, s.state, old=several) for batch in packed]
 
     # 7. update
     with timer("update"):
@@ -72,8 +73,8 @@ def step(s: Session) -> tuple[Metrics, Fates]:
             s.state, update, logp = s.train_step(s.state, batch)
             update = jax.device_get(update)
             if s.step == 0 and not results:
-                batches.check_first_update(update)
-            results.append((update, batch.old_logp if len(packed) > 1 else logp))
+                batches.check_first_update(update, s.model.compute.dtype)
+            results.append((update, batch.old_logp if several else logp))
     metrics |= batches.metrics(groups, [update for update, _ in results])
     metrics |= batches.mismatch_metrics(packed, [old_logp for _, old_logp in results])
 

@@ -32,8 +32,8 @@ class Layout:
 def pack(groups: Sequence[Group], layout: Layout, *, prefix: int | None = None, n_micro: int | None = None) -> Batch:
     """Packs every scored sample of ``groups`` into one mini-batch of NumPy arrays.
 
-    Samples without a score (aborted, grader errors) are left out: the same as weight zero. ``old_logp`` and
-    ``ref_logp`` are zeros, to be filled from a scoring pass.
+    Samples without a score (aborted, grader errors) or without tokens are left out: the same as weight zero.
+    ``old_logp`` and ``ref_logp`` are zeros, to be filled from a scoring pass.
 
     Args:
         prefix: Width P of the prompt arrays; default: the longest one, rounded up.
@@ -89,7 +89,8 @@ def rounded_up(n: int) -> int:
 
 
 def _slots(group: Group, layout: Layout) -> Iterator[list[list[Sample]]]:
-    rows = _rows(group.prompt, group.scored, layout.row_tokens)
+    trained = [sample for sample in group.scored if len(sample.tokens)]
+    rows = _rows(group.prompt, trained, layout.row_tokens)
     for i in range(0, len(rows), layout.rows):
         yield rows[i : i + layout.rows]
 
