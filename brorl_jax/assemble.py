@@ -114,7 +114,7 @@ def _new_model(config: Config, vocab: int) -> ModelConfig:
         rope_scaling=None,
         max_positions=config.data.max_prompt_tokens + config.rollout.max_tokens,
         tied=True,
-        attention_bias=config.model.new.family == "qwen2",
+        attention_bias=False,
         qk_norm=config.model.new.family == "qwen3",
     )
 

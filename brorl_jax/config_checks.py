@@ -26,7 +26,7 @@ CHOICES = {
     "model.compute_dtype": fields.DTYPES,
     "model.param_dtype": fields.DTYPES,
     "model.remat": fields.REMAT,
-    "model.new.family": fields.FAMILIES,
+    "model.new.family": fields.NEW_FAMILIES,
     "rollout.engine": fields.ENGINES,
     "algo.advantage": fields.ADVANTAGES,
     "algo.normalise": fields.NORMALISERS,

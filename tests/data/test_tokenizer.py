@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from brorl_jax.config import NEW_FAMILIES
 from brorl_jax.data.tokenizer import Tokenizer, train_tokenizer
 
 CONVERSATIONS = [
@@ -121,7 +122,8 @@ def test_trained_tokenizer(tokenizer):
     ids, _ = tokenizer.encode_prompt([{"role": "user", "content": "123 + 456 ="}])
     assert ids.tolist() == [1, *tokenizer.encode_response("123 + 456 =").tolist(), 2, 1]
     assert len(tokenizer.encode_response("90210")) == 5
-    assert len(tokenizer.encode_response(" problem")) == 1
+    phrase = "State the final answer to the following arithmetic problem: 123"
+    assert len(tokenizer.encode_response(phrase)) < 10  # merges cross word borders: not a token a word
     assert 259 < tokenizer.vocab_size <= 400 and tokenizer.stop_ids == (2,)
     for text in ("é日本🙂", "\t a\n\n", "\\frac{1}{2}"):
         assert tokenizer.decode(tokenizer.encode_response(text)) == text
@@ -142,9 +144,12 @@ def test_training_is_deterministic_across_processes(tokenizer_dir, tmp_path):
         assert (out / "tokenizer.json").read_bytes() == (tokenizer_dir / "tokenizer.json").read_bytes()
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("family", NEW_FAMILIES)
 def test_carried_files_load_beside_a_model_config(tokenizer, tmp_path, family):
-    """transformers chooses a tokenizer class by model type: the exported directory must tokenise the same."""
+    """transformers chooses a tokenizer class by model type: the exported directory must tokenise the same.
+
+    Beside a Qwen2 model it would not (its class brings its own pre-tokenizer), so no new model is of that family.
+    """
     for file in tokenizer.files:
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "eos_token_id": 2}))
