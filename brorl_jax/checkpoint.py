@@ -72,7 +72,7 @@ class Checkpointer:
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(_present(state)),
                 carried=ocp.args.StandardSave(arrays),
-                host=ocp.args.JsonSave({"format": FORMAT, "carried": meta, **host}),
+                host=ocp.args.JsonSave({"format": FORMAT, "shapes": _shapes(state), "carried": meta, **host}),
             ),
             metrics=None if score is None else {METRIC: float(score)},
         )
@@ -84,18 +84,18 @@ class Checkpointer:
             ValueError: It was written by another version of the format, or holds a different model.
         """
         step = self.latest if step is None else step
+        host = dict(self._manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore())).host)
+        if host.pop("format") != FORMAT:
+            raise ValueError(f"checkpoint {step} has another format; continue it with the version that wrote it")
+        _check_shapes(step, host.pop("shapes"), _shapes(like))
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _present(like))
         restored = self._manager.restore(
             step,
             args=ocp.args.Composite(
                 state=ocp.args.StandardRestore(abstract),
                 carried=ocp.args.StandardRestore(),
-                host=ocp.args.JsonRestore(),
             ),
         )
-        host = dict(restored.host)
-        if host.pop("format") != FORMAT:
-            raise ValueError(f"checkpoint {step} has another format; continue it with the version that wrote it")
         carried = _unpack(restored.carried, host.pop("carried"))
         return TrainState(**{"reference": None, **restored.state}), carried, host
 
@@ -110,6 +110,22 @@ class Checkpointer:
 
 def _present(state: TrainState) -> dict[str, Any]:
     return {name: value for name, value in state._asdict().items() if value is not None}
+
+
+def _shapes(state: TrainState) -> dict[str, list[int]]:
+    leaves = jax.tree_util.tree_leaves_with_path(_present(state))
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): list(np.shape(x)) for path, x in leaves}
+
+
+def _check_shapes(step: int | None, saved: dict[str, list[int]], wanted: dict[str, list[int]]) -> None:
+    different = [name for name in {**wanted, **saved} if saved.get(name) != wanted.get(name)]
+    if different:
+        name = min(different, key=lambda name: name.startswith("opt_state"))  # moments say the same, less clearly
+        raise ValueError(
+            f"checkpoint {step} holds another state: {name} is {saved.get(name, 'absent')} there and "
+            f"{wanted.get(name, 'absent')} with this config ({len(different)} arrays differ). "
+            "Restore the old model, optim and algo.kl settings, or start in a new workdir."
+        )
 
 
 def _pack(groups: list[Group]) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:

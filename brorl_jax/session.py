@@ -87,9 +87,9 @@ def open_session(config: Config, workdir: Path, stop: Stop) -> Session:
         raise UserError(str(error)) from error
     optimizer = assemble.optimizer(config, assemble.learning_rate(config), config.optim.warmup_steps)
     checkpointer = Checkpointer(workdir, keep=config.checkpoint.keep)
-    _write_config(config, workdir, resuming=checkpointer.latest is not None)
     make_state, placed = assemble.state_maker(model, optimizer, reference=config.algo.kl.coef > 0)
     restored = _restore(checkpointer, placed, prompts)
+    _write_config(config, workdir, resuming=restored is not None)  # not before: a refused config leaves no trace
     if restored is None:
         weights = model.weights()
         if config.warmup.steps:

@@ -52,7 +52,12 @@ def step(s: Session) -> tuple[Metrics, Fates]:
     config, timer = s.config, s.timer
 
     # 1. prompts, 2. rollouts, 3. rewards and 4. filter: in rounds, until enough groups are worth training on
-    collected = collect.collect(s.prompts.take, _generator(s), assemble.collection_rules(config), s.carried)
+    position = s.prompts.state()
+    try:
+        collected = collect.collect(s.prompts.take, _generator(s), assemble.collection_rules(config), s.carried)
+    except Interrupted:
+        s.prompts.restore(position)  # nothing was updated: these prompts are still to come
+        raise
     groups = collected.kept
     metrics = collect.metrics(collected)
 
@@ -72,7 +77,7 @@ def step(s: Session) -> tuple[Metrics, Fates]:
         for batch in packed:
             s.state, update, logp = s.train_step(s.state, batch)
             update = jax.device_get(update)
-            if s.step == 0 and not results:
+            if int(s.state.updates) == 1:
                 batches.check_first_update(update, s.model.compute.dtype)
             results.append((update, batch.old_logp if several else logp))
     metrics |= batches.metrics(groups, [update for update, _ in results])
@@ -113,7 +118,7 @@ def _fates(collected: collect.Collected) -> Fates:
 
 
 def _loop(s: Session) -> None:
-    """Steps until ``train.steps``, each followed by 9. record: evaluation, checkpoint, rollouts, metrics."""
+    """Steps until ``train.steps``. A signal leaves a checkpoint of the last whole step."""
     config = s.config
     logger = MetricLogger(
         s.workdir,
@@ -122,48 +127,51 @@ def _loop(s: Session) -> None:
         config=config.to_dict(),
     )
     writer = RolloutWriter(s.workdir, config.log.rollouts)
-    logger.truncate_after(s.step)
+    logger.truncate_after(s.step or -1)  # the start is measured again unless a later checkpoint holds its result
     writer.truncate_after(s.step)
     total = config.train.steps
     with logger, Progress(total, start=s.step, title=config.name, every=config.log.every) as progress:
         if s.step:
             progress.note(f"resuming after step {s.step}")
-        elif config.data.eval and config.eval.before_training and logger.last_step is None:
+        elif config.data.eval and config.eval.before_training:
             row = _evaluate(s)
             logger.write(0, row)
             progress.update(0, row)
         s.timer.pop()
-        while s.step < total:
-            host, carried = s.host_state(), s.carried
-            try:
-                metrics, fates = step(s)
-            except Interrupted:
-                # Nothing was updated yet: the state is still that of the last step, and so must the prompts be.
-                s.prompts.restore(host["prompts"])
-                s.carried = carried
-                s.save()
-                s.checkpointer.close()
-                raise
-            _check_mismatch(s, metrics, writer, fates)
-            metrics |= _reset_reference(s, metrics)
-            score = None
-            if config.data.eval and config.eval.every and (s.step % config.eval.every == 0 or s.step == total):
-                with s.timer("eval"):
-                    metrics |= _evaluate(s)
-                score = s.evals[-1][1]
-            writer.write(s.step, fates)
-            metrics |= _costs(metrics, s.timer.pop())
-            logger.write(s.step, metrics)
-            # Last: what is logged beyond the newest checkpoint is set aside on a resume, what is missing stays missing.
-            with s.timer("checkpoint"):
-                best = score is not None and score >= max(value for _, value in s.evals)
-                due = config.checkpoint.every and s.step % config.checkpoint.every == 0
-                if due or best or s.step == total:
-                    s.save(score)
-            progress.update(s.step, metrics)
-            if metrics["groups/starved"]:
-                progress.note(f"step {s.step} is starved: {collect.explain(metrics)}")
-            s.stop.check()
+        try:
+            while s.step < total:
+                _record(s, *step(s), logger, writer, progress)
+                s.stop.check()
+        except Interrupted:
+            s.save()
+            s.checkpointer.close()
+            raise
+
+
+def _record(
+    s: Session, metrics: Metrics, fates: Fates, logger: MetricLogger, writer: RolloutWriter, progress: Progress
+) -> None:
+    """9. record: evaluation, rollouts, metrics, checkpoint."""
+    config, last = s.config, s.step == s.config.train.steps
+    _check_mismatch(s, metrics, fates)
+    metrics |= _reset_reference(s, metrics)
+    score = None
+    if config.data.eval and config.eval.every and (s.step % config.eval.every == 0 or last):
+        with s.timer("eval"):
+            metrics |= _evaluate(s)
+        score = s.evals[-1][1]
+    writer.write(s.step, fates)
+    metrics |= _costs(metrics, s.timer.pop())
+    logger.write(s.step, metrics)
+    # Last: what is logged beyond the newest checkpoint is set aside on a resume, what is missing stays missing.
+    with s.timer("checkpoint"):
+        best = score is not None and score >= max(value for _, value in s.evals)
+        due = config.checkpoint.every and s.step % config.checkpoint.every == 0
+        if due or best or last:
+            s.save(score)
+    progress.update(s.step, metrics)
+    if metrics["groups/starved"]:
+        progress.note(f"step {s.step} is starved: {collect.explain(metrics)}")
 
 
 def _costs(metrics: Metrics, times: Metrics) -> Metrics:
@@ -188,11 +196,11 @@ def _evaluate(s: Session) -> Metrics:
     return metrics
 
 
-def _check_mismatch(s: Session, metrics: Metrics, writer: RolloutWriter, fates: Fates) -> None:
+def _check_mismatch(s: Session, metrics: Metrics, fates: Fates) -> None:
     """Stops the run, its rollouts written and nothing checkpointed, when engine and trainer have drifted apart."""
     limit = s.config.algo.mismatch.stop_above
-    if limit and metrics.get("mismatch/mean", 0.0) > limit:
-        dump = writer.write(s.step, fates)
+    if limit and not metrics.get("mismatch/mean", 0.0) <= limit:  # NaN stops it, too
+        dump = RolloutWriter(s.workdir, "all").write(s.step, fates)
         s.checkpointer.close()
         raise UserError(
             f"step {s.step}: engine and trainer disagree by {metrics['mismatch/mean']:.3g} nats per token on average, "
