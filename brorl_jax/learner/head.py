@@ -28,8 +28,9 @@ def _statistics(
 ) -> tuple[Float[Array, " C"], Float[Array, " C"], Float[Array, " C"]]:
     lse = jax.nn.logsumexp(logits, axis=-1)
     logp = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0] - lse
-    p = jnp.exp(logits - lse[:, None])
-    entropy = lse - jnp.sum(jnp.where(p > 0, p * logits, 0.0), axis=-1)
+    logps = logits - lse[:, None]  # not lse - sum(p * logits), which loses what is left of a small entropy
+    p = jnp.exp(logps)
+    entropy = -jnp.sum(jnp.where(p > 0, p * logps, 0.0), axis=-1)
     return logp, entropy, lse
 
 
