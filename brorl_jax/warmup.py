@@ -19,14 +19,17 @@ from brorl_jax.models import sharding
 from brorl_jax.progress import WARMUP, Progress
 from brorl_jax.types import Finish, Group, Sample, Status
 
+RAMP = 16
+
 
 def run(config: Config, workdir: Path, model: Model, params: Any, held_out: dict, stop: Any) -> Any:
     """Trains ``params`` on gold answers for ``warmup.steps`` updates and returns the new weights.
 
-    Metrics go to ``<workdir>/warmup.jsonl``. A run that is stopped in its warm start begins it again.
+    The rate rises over the first ``1 / RAMP`` of the updates, then stays. Metrics go to ``<workdir>/warmup.jsonl``. A
+    run that is stopped in its warm start begins it again.
     """
     pairs = assemble.prompt_stream(config, config.data.warmup, model.tokenizer, held_out)
-    optimizer = assemble.optimizer(config, config.warmup.lr, warmup_steps=0)
+    optimizer = assemble.optimizer(config, config.warmup.lr, warmup_steps=config.warmup.steps // RAMP)
     make_state, placed = assemble.state_maker(model, optimizer, reference=False)
     step_fn = make_train_step(model.cfg, assemble.sft_objective(config), model.compute, optimizer, placed)
     state = make_state(params)
