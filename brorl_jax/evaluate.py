@@ -11,7 +11,7 @@ import numpy as np
 
 from brorl_jax.collect import rollouts
 from brorl_jax.data.tokenizer import Tokenizer
-from brorl_jax.metrics import PhaseTimer
+from brorl_jax.metrics import PhaseTimer, plain
 from brorl_jax.rollout.api import Engine, Sampling, request
 from brorl_jax.types import Finish, Group, Prompt
 
@@ -71,6 +71,8 @@ def write(
     ]
     path = directory / f"step_{step:06d}.json"
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"step": step, "metrics": dict(metrics), "prompts": rows}))
+    temporary.write_text(
+        json.dumps({"step": step, "metrics": {k: plain(v) for k, v in metrics.items()}, "prompts": rows})
+    )
     os.replace(temporary, path)
     return path

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 
 from brorl_jax import assemble, batches, collect, evaluate, report
 from brorl_jax import config as config_lib
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 from brorl_jax.interrupt import Interrupted, Stop
-from brorl_jax.learner import reference
+from brorl_jax.learner import optim, reference
 from brorl_jax.learner import state as state_lib
 from brorl_jax.metrics import MetricLogger, RolloutWriter, rss_gib
 from brorl_jax.models import hf
@@ -154,17 +157,16 @@ def _record(
     """9. record: evaluation, rollouts, metrics, checkpoint."""
     config, last = s.config, s.step == s.config.train.steps
     _check_mismatch(s, metrics, fates)
-    metrics |= _reset_reference(s, metrics)
-    score = None
+    metrics |= {"optim/lr": _learning_rate(s)} | _reset_reference(s, metrics)
     if config.data.eval and config.eval.every and (s.step % config.eval.every == 0 or last):
         with s.timer("eval"):
             metrics |= _evaluate(s)
-        score = s.evals[-1][1]
     writer.write(s.step, fates)
     metrics |= _costs(metrics, s.timer.pop())
     logger.write(s.step, metrics)
     # Last: what is logged beyond the newest checkpoint is set aside on a resume, what is missing stays missing.
     with s.timer("checkpoint"):
+        score = dict(s.evals).get(s.step)
         best = score is not None and score >= max(value for _, value in s.evals)
         due = config.checkpoint.every and s.step % config.checkpoint.every == 0
         if due or best or last:
@@ -180,6 +182,13 @@ def _costs(metrics: Metrics, times: Metrics) -> Metrics:
     return times | rates | {"memory/rss_gib": rss_gib()}
 
 
+def _learning_rate(s: Session) -> float:
+    """Of the last update that was not skipped, by the optimiser's own count."""
+    counts = optax.tree_utils.tree_get_all_with_path(s.state.opt_state, "count")
+    rate = optim.lr_schedule(assemble.learning_rate(s.config), s.config.optim.warmup_steps)
+    return float(rate(jnp.maximum(counts[-1][1] - 1, 0)))
+
+
 def _evaluate(s: Session) -> Metrics:
     """Held-out pass@1 with the present weights, also written to ``eval/``."""
     config = s.config
@@ -192,7 +201,8 @@ def _evaluate(s: Session) -> Metrics:
         seed=config.seed,
     )
     evaluate.write(s.workdir, s.step, metrics, groups)
-    s.evals.append((s.step, metrics["eval/pass@1"]))
+    if math.isfinite(metrics["eval/pass@1"]):  # an evaluation without a scored sample says nothing
+        s.evals.append((s.step, metrics["eval/pass@1"]))
     return metrics
 
 

@@ -13,11 +13,12 @@ from brorl_jax.assemble import Model
 from brorl_jax.config import Config
 from brorl_jax.data.packing import pack
 from brorl_jax.data.stream import Pair, warmup_pair
+from brorl_jax.errors import UserError
 from brorl_jax.learner.step import make_train_step
 from brorl_jax.metrics import MetricLogger, PhaseTimer
 from brorl_jax.models import sharding
 from brorl_jax.progress import WARMUP, Progress
-from brorl_jax.types import Finish, Group, Sample, Status
+from brorl_jax.types import Finish, Group, Prompt, Sample, Status
 
 RAMP = 16
 
@@ -27,6 +28,9 @@ def run(config: Config, workdir: Path, model: Model, params: Any, held_out: dict
 
     The rate rises over the first ``1 / RAMP`` of the updates, then stays. Metrics go to ``<workdir>/warmup.jsonl``. A
     run that is stopped in its warm start begins it again.
+
+    Raises:
+        UserError: A prompt has no single gold answer, or one longer than a rollout.
     """
     pairs = assemble.prompt_stream(config, config.data.warmup, model.tokenizer, held_out)
     optimizer = assemble.optimizer(config, config.warmup.lr, warmup_steps=config.warmup.steps // RAMP)
@@ -39,7 +43,8 @@ def run(config: Config, workdir: Path, model: Model, params: Any, held_out: dict
     total = config.warmup.steps
 
     def next_batch() -> Any:
-        groups = [as_group(warmup_pair(p, model.tokenizer)) for p in pairs.take(config.warmup.batch)]
+        prompts = pairs.take(config.warmup.batch)
+        groups = [as_group(_pair(p, model, config.rollout.max_tokens)) for p in prompts]
         return sharding.put_batch(model.mesh, pack(groups, layout))
 
     with logger, Progress(total, title="warm-up", fields=WARMUP, every=max(1, total // 10)) as progress:
@@ -60,6 +65,19 @@ def run(config: Config, workdir: Path, model: Model, params: Any, held_out: dict
             progress.update(step, row)
             stop.check()
     return state.params
+
+
+def _pair(prompt: Prompt, model: Model, max_tokens: int) -> Pair:
+    try:
+        pair = warmup_pair(prompt, model.tokenizer)
+    except ValueError as error:
+        raise UserError(f"data.warmup: {error}") from error
+    if len(pair.response) > max_tokens:
+        raise UserError(
+            f"data.warmup: the gold answer to {prompt.id} has {len(pair.response)} tokens with its end, more than "
+            f"rollout.max_tokens = {max_tokens}; raise that, or warm up on shorter answers"
+        )
+    return pair
 
 
 def as_group(pair: Pair) -> Group:
