@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import pathlib
+import sys
 
 import pytest
 
 from brorl_jax import xla
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPO / "tests" / "helpers"))  # tiny_cases
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
