@@ -43,6 +43,7 @@ class Model:
         cfg: Its shape.
         tokenizer: Its tokenizer.
         weights: Loads or makes the initial weights, on the mesh.
+        shapes: Their shapes and dtypes.
         compute: How it is run.
         mesh: Where.
     """
@@ -50,6 +51,7 @@ class Model:
     cfg: ModelConfig
     tokenizer: Tokenizer
     weights: Callable[[], Any]
+    shapes: Any
     compute: Compute
     mesh: Mesh
 
@@ -77,7 +79,10 @@ def build_model(config: Config, workdir: Path) -> Model:
         load = functools.partial(hf.from_pretrained, config.model.path, config.model.revision or None, dtype, where)
 
         def weights() -> Any:
-            return load()[1]
+            try:
+                return load()[1]
+            except (FileNotFoundError, ValueError) as error:
+                raise UserError(f"model.path = {config.model.path}: {error}") from error
 
     else:
         key = jax.random.key(config.seed)
@@ -90,7 +95,12 @@ def build_model(config: Config, workdir: Path) -> Model:
         temperature=config.rollout.temperature,
         sharding=sharding.slot_sharding(mesh),
     )
-    return Model(cfg, tokenizer, weights, compute, mesh)
+    shapes = jax.tree.map(
+        lambda shape: jax.ShapeDtypeStruct(shape, dtype),
+        transformer.shapes(cfg),
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+    return Model(cfg, tokenizer, weights, shapes, compute, mesh)
 
 
 def _tokenizer(config: Config, workdir: Path) -> Tokenizer:
@@ -221,7 +231,7 @@ def state_maker(
     def create(weights: Any) -> TrainState:
         return state_lib.create(weights, optimizer, reference=reference)
 
-    shape = jax.eval_shape(create, jax.eval_shape(model.weights))
+    shape = jax.eval_shape(create, model.shapes)
     where = sharding.like_weights(model.mesh, model.cfg, shape)
     placed = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shape, where)
     return jax.jit(create, out_shardings=where, donate_argnums=0), placed

@@ -148,6 +148,30 @@ def test_exported_model_is_the_trained_one_and_trains_on(plain, tmp_path):
     assert tiny_runs.metrics(tmp_path / "run")[-1]["mismatch/max"] < 1e-5
 
 
+def test_weights_are_read_once_and_on_a_resume_not_at_all(plain, tmp_path, monkeypatch):
+    monkeypatch.undo()  # programs kept from other runs would hide it
+    reads = []
+
+    def read(*args, original=hf.from_pretrained):
+        reads.append(args[0])
+        return original(*args)
+
+    monkeypatch.setattr(hf, "from_pretrained", read)
+    changes = {"model.path": str(plain / "run" / "model"), "warmup.steps": 1, "train.steps": 0}
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="no update was made in 0 steps"):
+            train.run(tiny_runs.config(tmp_path, **changes), tmp_path / "run")
+    assert reads == [str(plain / "run" / "model")]
+
+
+def test_a_model_without_its_weights_is_refused_in_one_line(plain, tmp_path):
+    model = shutil.copytree(plain / "run" / "model", tmp_path / "model")
+    (model / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=f"model.path = {model}: .*safetensors") as refused:
+        train.run(tiny_runs.config(tmp_path, **{"model.path": str(model)}), tmp_path / "run")
+    assert "\n" not in str(refused.value)
+
+
 def test_the_same_config_gives_the_same_run_and_another_seed_another(plain, tmp_path):
     train.run(everything(plain), tmp_path / "again")
     tiny_runs.same_run(tmp_path / "again", plain / "run", STEPS)
