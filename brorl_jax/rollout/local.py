@@ -114,7 +114,7 @@ class _Session:
         self.e, self.sampling = engine, sampling
         self.queue = deque(_Open(r, deque(range(len(r.seeds))), {}) for r in requests)
         n = min(max(len(r.seeds) for r in requests), engine._rows)
-        slots = max(1, min(engine._rows // n, len(requests)))
+        slots = _quartered(max(1, engine._rows // n), len(requests))
         prefix = rounded_up(max(len(r.prompt.tokens) for r in requests) - 1)
         self.steps = min(engine._chunk, sampling.max_tokens)
         window = min(sampling.max_tokens, max(FIRST_WINDOW, _power_of_two(self.steps)))
@@ -159,7 +159,7 @@ class _Session:
 
     def _prefill(self, slots: list[int]) -> None:
         width = self.cache.prefix[0][0].shape[2]
-        count = _power_of_two(len(slots))
+        count = _quartered(len(self.open), len(slots))
         ids = np.full(count, len(self.open), np.int32)
         prefix, lengths = np.zeros((count, width), np.int32), np.zeros(count, np.int32)
         for i, s in enumerate(slots):
@@ -237,6 +237,13 @@ class _Session:
 
 def _power_of_two(n: int) -> int:
     return 1 << max(0, int(n - 1).bit_length())
+
+
+def _quartered(size: int, needed: int) -> int:
+    """``size`` divided by 4 as often as ``needed`` still fits: few shapes to compile, little work wasted."""
+    while needed <= size // 4:
+        size //= 4
+    return size
 
 
 def _halved(size: int, needed: int) -> int:
