@@ -84,7 +84,7 @@ class Checkpointer:
             ValueError: It was written by another version of the format, or holds a different model.
         """
         step = self.latest if step is None else step
-        host = dict(self._manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore())).host)
+        host = dict(self._manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore()))["host"])
         if host.pop("format") != FORMAT:
             raise ValueError(f"checkpoint {step} has another format; continue it with the version that wrote it")
         _check_shapes(step, host.pop("shapes"), _shapes(like))
@@ -96,8 +96,8 @@ class Checkpointer:
                 carried=ocp.args.StandardRestore(),
             ),
         )
-        carried = _unpack(restored.carried, host.pop("carried"))
-        return TrainState(**{"reference": None, **restored.state}), carried, host
+        carried = _unpack(restored["carried"], host.pop("carried"))
+        return TrainState(**{"reference": None, **restored["state"]}), carried, host
 
     def wait(self) -> None:
         """Returns when every started save is complete."""

@@ -55,7 +55,7 @@ def get_config():
     config.algo.kl.coef = 0.0
     config.algo.mismatch.kind = "none"
 
-    config.optim.lr = 2e-4
+    config.optim.lr = 4e-4
     config.optim.base_samples = 1024
     config.optim.lr_rule = "constant"
     config.optim.b2 = 0.95

@@ -8,6 +8,7 @@ spread over all devices that hold tokens.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -109,5 +110,6 @@ def logp_and_entropy(
         hidden = jnp.pad(hidden, ((0, padding), (0, 0)))
         tokens = jnp.pad(tokens, (0, padding))
     real = weight.shape[1] if real_vocab is None else real_vocab
-    logp, entropy = _chunked(hidden, weight, tokens, jnp.float32(temperature), real, chunk)
+    results: Any = _chunked(hidden, weight, tokens, jnp.float32(temperature), real, chunk)
+    logp, entropy = results
     return logp[:count], jax.lax.stop_gradient(entropy[:count])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -64,7 +64,7 @@ class LocalEngine:
         """Drops the weights."""
         self._params = None
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Group]:
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Generator[Group]:
         """Yields one ungraded group per request as it completes.
 
         Raises:
