@@ -12,6 +12,7 @@ import functools
 import json
 import math
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,7 +57,9 @@ def dataset(task: str, params: Mapping[str, Any], seed: int, size: int) -> Any:
 @functools.lru_cache(maxsize=256)
 def _dataset(task: str, params: str, seed: int, size: int) -> Any:
     try:
-        import reasoning_gym  # takes seconds
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # of a dependency, when it is compiled for the first time
+            import reasoning_gym  # takes seconds
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise ValueError(f"this data source needs reasoning-gym ({error}): pip install reasoning-gym") from error
