@@ -69,18 +69,21 @@ def check_first_update(update: dict[str, Any], dtype: Any) -> None:
         )
 
 
-def pack_updates(groups: Sequence[Group], layout: Layout, updates: int, mesh: Mesh) -> list[Batch]:
+def pack_updates(
+    groups: Sequence[Group], layout: Layout, updates: int, mesh: Mesh, *, version: int | None = None
+) -> list[Batch]:
     """Deals ``groups`` to ``updates`` mini-batches, whole and in order, and puts them on the mesh in one shape.
 
     Fewer groups than updates (a starved step) give as many mini-batches as there are groups; none give none.
+    ``version`` is that of the present weights, see ``pack``.
     """
     count = min(updates, len(groups))
     dealt = [groups[i * len(groups) // count : (i + 1) * len(groups) // count] for i in range(count)]
-    packed = [pack(part, layout) for part in dealt]
+    packed = [pack(part, layout, version=version) for part in dealt]
     width = max((b.prefix.shape[-1] for b in packed), default=0)
     micro = max((b.tokens.shape[0] for b in packed), default=0)
     if any(b.prefix.shape[-1] != width or b.tokens.shape[0] != micro for b in packed):
-        packed = [pack(part, layout, prefix=width, n_micro=micro) for part in dealt]
+        packed = [pack(part, layout, prefix=width, n_micro=micro, version=version) for part in dealt]
     return [sharding.put_batch(mesh, batch) for batch in packed]
 
 
@@ -107,11 +110,15 @@ def metrics(groups: Sequence[Group], updates: Sequence[dict[str, Any]]) -> dict[
 
 
 def mismatch_metrics(batches: Sequence[Batch], old_logps: Sequence[Any]) -> dict[str, float]:
-    """How far the trainer's log-probabilities are from the engine's, over all trained tokens of the step."""
+    """How far the trainer's log-probabilities are from the engine's, over the step's trained tokens.
+
+    Groups carried over were sampled with older weights: what differs there is the policy, so they are left out.
+    """
     if not batches:
         return {}
+    masks = [b.mask if b.fresh is None else b.mask & b.fresh[..., None, None] for b in batches]
     old, rollout, mask = (
         jnp.concatenate([jnp.ravel(x) for x in arrays])
-        for arrays in (old_logps, [b.rollout_logp for b in batches], [b.mask for b in batches])
+        for arrays in (old_logps, [b.rollout_logp for b in batches], masks)
     )
     return {f"mismatch/{k}": float(v) for k, v in jax.device_get(mismatch.diagnostics(old, rollout, mask)).items()}

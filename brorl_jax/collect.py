@@ -33,7 +33,7 @@ class Rules:
         dynamic: Drop groups whose raw rewards are all equal, and ask for others.
         max_rounds: Rounds of generation before a step goes on with what it has.
         min_valid: Least share of a group's samples that must carry a reward.
-        oversample: Prompts asked for per group still missing.
+        oversample: Prompts asked for per group still missing; at most 2, so that no group is carried twice.
     """
 
     groups: int
@@ -137,6 +137,7 @@ def collect(
 def metrics(collected: Collected) -> dict[str, float]:
     """What the step generated, before the filter, and what became of it."""
     groups = [group for group, _ in collected.judged]
+    new = {id(group) for group in groups}
     verdicts = Counter(verdict for _, verdict in collected.judged)
     samples = [s for group in groups for s in group.samples]
     scored = [s for s in samples if s.status is not None and s.status.scored]
@@ -151,6 +152,7 @@ def metrics(collected: Collected) -> dict[str, float]:
         "groups/too_few_valid": verdicts["too_few_valid"],
         "groups/informative": sum(len({s.reward for s in g.scored}) > 1 for g in groups),
         "groups/trained": len(collected.kept),
+        "groups/carried_in": sum(id(g) not in new for g in [*collected.kept, *collected.carried]),
         "groups/carried": len(collected.carried),
         "groups/rounds": collected.rounds,
         "groups/starved": float(collected.starved),

@@ -119,7 +119,7 @@ def default() -> Config:
     config.filter = _section()
     config.filter.dynamic = True  # drop groups whose raw rewards are all equal and ask for more; [P][V2]
     config.filter.max_generation_batches = 10  # rounds of generation per step before training on what is there; [NR]
-    config.filter.oversample = 1.0  # prompts asked for per group still missing; surplus groups are carried; [NR] 1.5
+    config.filter.oversample = 1.0  # prompts asked for per group still missing, 1 to 2; surplus is carried; [NR] 1.5
     config.filter.min_valid = 0.5  # least share of a group's N samples with a reward for it to be trained; ours
 
     config.algo = _section()

@@ -45,7 +45,7 @@ def _paths(text: str) -> list[str]:
 # Bounds of numbers.
 AT_LEAST_ONE = _paths(
     """model.head_chunk model.new.hidden model.new.layers model.new.heads model.new.kv_heads model.new.ffn
-    data.max_prompt_tokens filter.oversample
+    data.max_prompt_tokens
     rollout.prompts_per_step rollout.max_tokens rollout.local.rows rollout.local.chunk filter.max_generation_batches
     algo.updates_per_step optim.base_samples batch.slots batch.rows batch.row_tokens train.steps warmup.batch
     eval.samples checkpoint.keep log.every mesh.data mesh.fsdp mesh.tensor"""
@@ -61,6 +61,7 @@ ABOVE_ZERO = _paths("""optim.lr optim.eps warmup.lr algo.kl.clamp algo.mismatch.
 BETWEEN = {
     "eval.top_p": (0.0, False, 1.0, True),
     "filter.min_valid": (0.0, False, 1.0, True),
+    "filter.oversample": (1.0, True, 2.0, True),  # beyond 2 a group could wait for more than one update
     "shaping.stop_properly": (0.0, True, 1.0, True),
     "algo.eps_low": (0.0, False, 1.0, True),
     "optim.b1": (0.0, True, 1.0, False),

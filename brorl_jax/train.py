@@ -70,7 +70,8 @@ def step(s: Session) -> tuple[Metrics, Fates]:
     # 6. batch: one per update, all of one shape, with the log-probabilities an update compares with
     several = config.algo.updates_per_step > 1  # even if a starved step has groups for one only
     with timer("pack"):
-        packed = batches.pack_updates(groups, assemble.layout(config), config.algo.updates_per_step, s.model.mesh)
+        layout, updates = assemble.layout(config), config.algo.updates_per_step
+        packed = batches.pack_updates(groups, layout, updates, s.model.mesh, version=int(s.state.updates))
     with timer("score"):
         packed = [batches.add_scores(batch, s.score, s.state, old=several) for batch in packed]
 

@@ -125,6 +125,7 @@ class Batch(NamedTuple):
         rollout_logp: float32 ``[M, S, rows, T]``, from the engine.
         old_logp: float32 ``[M, S, rows, T]``, from the trainer at the weights that sampled.
         ref_logp: float32 ``[M, S, rows, T]``, from the reference policy.
+        fresh: bool ``[M, S]``, sampled with the weights that the step begins with; groups carried over are not.
     """
 
     n_micro: Int[Array, ""]
@@ -139,3 +140,4 @@ class Batch(NamedTuple):
     rollout_logp: Float[Array, "M S rows T"]
     old_logp: Float[Array, "M S rows T"]
     ref_logp: Float[Array, "M S rows T"]
+    fresh: Bool[Array, "M S"] | None = None

@@ -64,7 +64,7 @@ EVERY_STEP = words(
     """
     reward/mean reward/shaped reward/small
     groups/generated groups/kept groups/pass_rate groups/all_zero groups/all_one groups/all_equal groups/too_few_valid
-    groups/informative groups/trained groups/carried groups/rounds groups/starved
+    groups/informative groups/trained groups/carried_in groups/carried groups/rounds groups/starved
     samples/generated samples/trained samples/truncated samples/aborted samples/grader_error samples/duplicate_rate
     tokens/generated length/mean length/max length/truncated_rate
     batch/tokens batch/sequences loss/total loss/policy loss/kl
@@ -115,6 +115,19 @@ def test_only_update_of_a_step_has_ratio_one_and_engine_and_trainer_agree(plain)
     assert all(r["mismatch/mean"] < 1e-6 and r["mismatch/max"] < 1e-5 for r in rows)
     assert rows[0]["policy/kl_ref"] == 0 and all(r["policy/kl_ref"] > 0 for r in rows[1:])
     assert all(r["optim/lr"] == pytest.approx(1e-2) and r["optim/grad_norm"] > 0 for r in rows)
+
+
+def test_groups_carried_over_are_not_taken_for_a_drifting_engine(tmp_path):
+    train.run(everything(tmp_path, **{"filter.oversample": 2.0, "train.steps": 5}), tmp_path / "run")
+    rows = tiny_runs.metrics(tmp_path / "run")[1:]
+    ages = set()
+    for step, row in enumerate(rows, 1):
+        trained = [s for s in tiny_runs.rollouts(tmp_path / "run", step) if s["outcome"] == "trained"]
+        stale = [s for s in trained if s["weight_version"] < step - 1]
+        ages |= {step - 1 - s["weight_version"] for s in trained}
+        assert len(stale) == 4 * row["groups/carried_in"] and row["groups/trained"] == 4
+        assert row["mismatch/max"] < 1e-5  # of the others; the policy moves by hundredths of a nat a step
+    assert ages == {0, 1} and sum(r["groups/carried_in"] for r in rows) > 2
 
 
 def test_what_a_run_leaves_behind(plain):

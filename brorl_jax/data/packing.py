@@ -29,7 +29,14 @@ class Layout:
             raise ValueError(f"slots, rows and row_tokens must be at least 1, got {self}")
 
 
-def pack(groups: Sequence[Group], layout: Layout, *, prefix: int | None = None, n_micro: int | None = None) -> Batch:
+def pack(
+    groups: Sequence[Group],
+    layout: Layout,
+    *,
+    prefix: int | None = None,
+    n_micro: int | None = None,
+    version: int | None = None,
+) -> Batch:
     """Packs every scored sample of ``groups`` into one mini-batch of NumPy arrays.
 
     Samples without a score (aborted, grader errors) or without tokens are left out: the same as weight zero.
@@ -38,12 +45,13 @@ def pack(groups: Sequence[Group], layout: Layout, *, prefix: int | None = None, 
     Args:
         prefix: Width P of the prompt arrays; default: the longest one, rounded up.
         n_micro: Least number of micro-batches in the arrays' shape, so that mini-batches of a step share one shape.
+        version: Of the present weights, for ``fresh``; default: every group counts as fresh.
 
     Raises:
         ValueError: A response is longer than a row, or a prompt longer than ``prefix``.
     """
-    slots = [(group.prompt, rows) for group in groups for rows in _slots(group, layout)]
-    longest = max((len(prompt.tokens) - 1 for prompt, _ in slots), default=0)
+    slots = [(group, rows) for group in groups for rows in _slots(group, layout)]
+    longest = max((len(group.prompt.tokens) - 1 for group, _ in slots), default=0)
     width = rounded_up(longest) if prefix is None else prefix
     if longest > width:
         raise ValueError(f"a prompt needs {longest} prefix places but the batch has {width}")
@@ -54,11 +62,13 @@ def pack(groups: Sequence[Group], layout: Layout, *, prefix: int | None = None, 
     ints = {k: np.zeros(shape, np.int32) for k in ("inputs", "tokens", "segment_ids", "positions")}
     floats = {k: np.zeros(shape, np.float32) for k in ("advantages", "rollout_logp", "old_logp", "ref_logp")}
     mask = np.zeros(shape, bool)
-    prefixes, lengths = np.zeros((*lead, width), np.int32), np.zeros(lead, np.int32)
+    prefixes, lengths, fresh = np.zeros((*lead, width), np.int32), np.zeros(lead, np.int32), np.zeros(lead, bool)
     segment = 0
-    for i, (prompt, rows) in enumerate(slots):
+    for i, (group, rows) in enumerate(slots):
+        prompt = group.prompt
         if i % layout.slots == 0:
             segment = 0  # unique within a micro-batch
+        fresh[i] = version is None or all(s.weight_version == version for s in group.scored)
         lengths[i] = len(prompt.tokens) - 1
         prefixes[i, : lengths[i]] = prompt.tokens[:-1]
         for r, row in enumerate(rows):
@@ -78,7 +88,7 @@ def pack(groups: Sequence[Group], layout: Layout, *, prefix: int | None = None, 
     def split(x: np.ndarray) -> np.ndarray:
         return x.reshape(micro, layout.slots, *x.shape[1:])
 
-    arrays = {k: split(v) for k, v in {**ints, **floats, "mask": mask}.items()}
+    arrays = {k: split(v) for k, v in {**ints, **floats, "mask": mask, "fresh": fresh}.items()}
     return Batch(n_micro=np.int32(used), prefix=split(prefixes), prefix_len=split(lengths), **arrays)
 
 
