@@ -5,7 +5,11 @@ Task: reasoning-gym `basic_arithmetic`, two terms, addition only, answered with 
 reinforcement learning on prompts it has not seen; evaluation is on a third, held-out set.
 
 Hardware: two CPU cores, no accelerator, no network.
-Time and result: not yet measured.
+Time and result, measured for seed 0 on two cores of an AMD EPYC: 6.5 minutes after installation (which takes about
+one), of which 3.9 are the warm start; held-out pass@1 (256 prompts, 4 samples each, temperature 1) 31.6 % after the
+warm start, 42 % after 20 steps, 50 % after 40, 54.6 % after 60. Other seeds: not yet measured.
+Why these values: 64 prompts x 16 rollouts keep about 85 % of the groups mixed. At twice the learning rate the first
+updates undo two thirds of the warm start and 60 steps end at 42.9 %.
 Command: make quickstart
      or: python -m brorl_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
 """
@@ -58,7 +62,6 @@ def get_config():
     config.optim.lr = 2e-4
     config.optim.base_samples = 1024
     config.optim.lr_rule = "constant"
-    config.optim.warmup_steps = 8  # without it the first updates lose a quarter of what the warm start learned
     config.optim.b2 = 0.95
 
     config.batch.slots = 64
@@ -69,7 +72,7 @@ def get_config():
     config.warmup.batch = 256
     config.warmup.lr = 1e-3
 
-    config.train.steps = 80
+    config.train.steps = 60
     config.eval.every = 20
     config.eval.samples = 4
     config.eval.temperature = 1.0
