@@ -108,7 +108,7 @@ def on_mesh(mesh, cfg, layout, chunk):
 
 @pytest.mark.parametrize("mesh", [{"fsdp": 4}, {"data": 2, "tensor": 2}], ids=["fsdp4", "data2-tensor2"])
 def test_updates_leave_the_state_in_place_and_compile_once(mesh):
-    """Donated buffers are reused; nothing is compiled for a second update, nor after resets of reference and moments."""
+    """Donated buffers are reused; a second update compiles nothing, nor does one after a reset."""
     state, batch, step, where = on_mesh(mesh, tiny.QWEN2, Layout(8, 1, 16), 16)
     for update in range(4):
         before = jax.tree.leaves(state)
