@@ -186,7 +186,7 @@ def test_no_buffer_of_tokens_times_vocabulary():
 
 
 def test_peak_memory_does_not_depend_on_how_many_samples_there_are():
-    """Eight times the micro-batches are eight times the input; besides, at most a float more for each of their places."""
+    """Eight times the micro-batches: eight times the input and, besides, at most one float for each place."""
     few, many = (compiled(m, LAYOUT).memory_analysis() for m in (3, 24))
     one_array = 4 * LAYOUT.slots * LAYOUT.rows * LAYOUT.row_tokens  # bytes, of one micro-batch
     assert many.argument_size_in_bytes - few.argument_size_in_bytes > 21 * 7 * one_array
