@@ -165,10 +165,6 @@ def test_config_repeats_the_fields_of_every_kind():
         sources.check(kind, {**config.SOURCE_FIELDS, **fields, "kind": kind})  # an extra field would be refused
         _, own = sources._own_fields(kind, {**fields, "kind": kind})
         assert {f for f in sources._KINDS[kind].__dataclass_fields__ if not f.startswith("_")} >= set(own)
-    scorers = rewards.registry._SCORERS.items()
-    ours = {name for name, entry in scorers if entry.scorer.__module__.startswith("brorl_jax.")}  # tests add their own
-    assert ours == set(config.VERIFIERS)
-    assert set(rewards.FORMATS) == set(config.ANSWER_FORMATS)
 
 
 @needs_shared
