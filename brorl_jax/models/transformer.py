@@ -81,48 +81,6 @@ def init(key: Array, cfg: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Params
     return jax.tree_util.tree_unflatten(treedef, [leaf(p, s, k) for (p, s), k in zip(paths, keys, strict=True)])
 
 
-SMALL_VOCAB = 8192
-
-
-@jax.custom_vjp
-def embed(table: Float[Array, "V D"], tokens: Int[Array, "*b"]) -> Float[Array, "*b D"]:
-    """Rows of ``table``. The backward pass of a small vocabulary is a matrix product on CPU.
-
-    XLA:CPU turns the usual scatter-add into a loop over tokens, about 50 us each: a third of a small model's update.
-    """
-    return table[tokens]
-
-
-def _embed_forward(table: Array, tokens: Array) -> tuple[Array, tuple[Array, Array]]:
-    return table[tokens], (table, tokens)
-
-
-def _embed_backward(residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array, None]:
-    table, tokens = residuals
-    flat, ids = cotangent.reshape(-1, table.shape[1]).astype(jnp.float32), tokens.reshape(-1)
-
-    def scatter() -> Array:
-        return jnp.zeros(table.shape, jnp.float32).at[ids].add(flat)
-
-    def multiply() -> Array:
-        def add(total: Array, xs: tuple[Array, Array]) -> tuple[Array, None]:
-            chosen = (xs[0][:, None] == jnp.arange(table.shape[0])).astype(jnp.float32)
-            return total + chosen.T @ xs[1], None
-
-        chunk = min(256, len(ids))
-        padding = -len(ids) % chunk  # with an id that is nobody's
-        padded = jnp.pad(ids, (0, padding), constant_values=-1).reshape(-1, chunk)
-        rows = jnp.pad(flat, ((0, padding), (0, 0))).reshape(-1, chunk, flat.shape[1])
-        return jax.lax.scan(add, jnp.zeros(table.shape, jnp.float32), (padded, rows))[0]
-
-    small = table.shape[0] <= SMALL_VOCAB
-    total = jax.lax.platform_dependent(cpu=multiply, default=scatter) if small else scatter()
-    return total.astype(table.dtype), None
-
-
-embed.defvjp(_embed_forward, _embed_backward)
-
-
 def unembed(params: Params) -> Float[Array, "D V"]:
     """The output projection: its own matrix, or the transposed embedding if tied."""
     return params["head"] if "head" in params else params["embed"].T
@@ -210,7 +168,7 @@ def forward(
     def layer(x: Array, w: Params) -> tuple[Array, None]:
         return block(w, cfg, x, rope, lambda q, k, v: attend(q, k, v, mask)), None
 
-    x, _ = _scan(layer, embed(params["embed"], tokens).astype(compute_dtype), params["layers"], remat)
+    x, _ = _scan(layer, params["embed"][tokens].astype(compute_dtype), params["layers"], remat)
     return rms_norm(x, params["final_norm"], cfg.rms_eps)
 
 
@@ -260,7 +218,7 @@ def forward_rows(
         x_prefix = place(block(w, cfg, x_prefix, prefix_rope, on_prefix))
         return (x_prefix, place(block(w, cfg, x, rope, on_rows))), None
 
-    start = tuple(place(embed(params["embed"], tokens).astype(compute_dtype)) for tokens in (prefix, inputs))
+    start = tuple(place(params["embed"][tokens].astype(compute_dtype)) for tokens in (prefix, inputs))
     (_, x), _ = _scan(layer, start, params["layers"], remat)
     return rms_norm(x, params["final_norm"], cfg.rms_eps)
 
