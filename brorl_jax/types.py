@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+
+if TYPE_CHECKING:  # importing it imports jax, which grading's workers do without
+    from jaxtyping import Array, Bool, Float, Int
 
 
 class Status(enum.StrEnum):
@@ -21,6 +23,7 @@ class Status(enum.StrEnum):
     TRUNCATED = "truncated"  # hit the token limit, graded
     ABORTED = "aborted"  # the engine gave up on it: says nothing about the policy
     GRADER_ERROR = "grader_error"  # the verifier failed: says nothing about the answer
+    TIMEOUT = "timeout"  # the verifier did not decide in time, which may be the machine's fault: no reward either
 
     @property
     def scored(self) -> bool:

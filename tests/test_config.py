@@ -302,7 +302,7 @@ def test_names_are_those_of_the_rooms():
     assert set(config_lib.REMAT) == set(transformer.REMAT)
     assert set(config_lib.ANSWER_FORMATS) == set(rewards.FORMATS)
     scorers = rewards.registry._SCORERS.items()
-    ours = {name for name, entry in scorers if entry.scorer.__module__.startswith("brorl_jax.")}  # tests add their own
+    ours = {name for name, (scorer, _) in scorers if scorer.__module__.startswith("brorl_jax.")}  # tests add their own
     assert set(config_lib.VERIFIERS) == ours
 
 

@@ -70,13 +70,13 @@ def normalise(text: str) -> str:
     return text.casefold()
 
 
-@register("exact", default_format="boxed")
+@register("exact", default_format="boxed", where="inline")
 def exact(answer: str, prompt: Prompt) -> float:
     """1 if the answer equals the gold after :func:`normalise`, else 0."""
     return float(normalise(answer) == normalise(prompt.gold))
 
 
-@register("numeric", default_format="boxed")
+@register("numeric", default_format="boxed", where="inline")
 def numeric(answer: str, prompt: Prompt) -> float:
     """1 if the answer is a number with ``|answer - gold| <= meta["tolerance"]`` (default 0: exactly equal), else 0.
 

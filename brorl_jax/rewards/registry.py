@@ -5,6 +5,9 @@ usual format. A new scorer is one function::
 
     @register("exact", default_format="boxed")
     def exact(answer: str, prompt: Prompt) -> float: ...
+
+Scorers run in killable worker processes (:mod:`brorl_jax.rewards.service`), which import the module that registers
+them.
 """
 
 from __future__ import annotations
@@ -13,12 +16,14 @@ import dataclasses
 import difflib
 import functools
 from collections.abc import Callable
+from typing import Literal
 
 from brorl_jax.rewards.formats import FORMATS, Format
 from brorl_jax.types import Prompt
 
 Scorer = Callable[[str, Prompt], float]
 Gold = Callable[[Prompt], str | None]
+Cheap = Callable[[str, Prompt], float | None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,6 +31,32 @@ class Answer:
     """An extracted final answer. Not a ``str``: so it can't be extracted from twice, nor a response be scored."""
 
     text: str
+
+
+def _plain_gold(prompt: Prompt) -> str | None:
+    return prompt.gold or None
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What :func:`register` was told about a scorer.
+
+    Attributes:
+        default_format: Where its answers usually stand.
+        gold: ``prompt -> the answer text that must score 1``, None where there is no single one.
+        deadline: Seconds of wall clock that one answer may take in a worker; then the worker is killed.
+        where: ``"worker"``, or ``"inline"``: in the trainer itself, for scorers of microseconds that can't hang.
+        cheap: ``(answer, prompt) -> score | None``, run in the trainer before a worker is asked; None is undecided. It
+            must agree with the scorer wherever it decides, and be as quick and safe as an inline one.
+        preload: Modules imported before the clock starts, and once for all workers.
+    """
+
+    default_format: str
+    gold: Gold = _plain_gold
+    deadline: float = 10.0
+    where: Literal["inline", "worker"] = "worker"
+    cheap: Cheap | None = None
+    preload: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +67,13 @@ class Verifier:
         name: ``<scorer>:<format>``.
         format: Where the answer must stand.
         scorer: ``(answer text, prompt) -> score``; 1 is right.
-        gold: ``prompt -> the answer text that must score 1``, None where there is no single one.
+        rules: How it is run.
     """
 
     name: str
     format: Format
     scorer: Scorer
-    gold: Gold
+    rules: Rules
 
     def extract(self, response: str, *, truncated: bool) -> Answer | None:
         """The final answer, stripped; None where the response states none in the agreed place."""
@@ -64,33 +95,39 @@ class Verifier:
 
     def render(self, prompt: Prompt) -> str | None:
         """A response that states the gold answer in the prompt's own format; None where there is no single gold."""
-        gold = self.gold(prompt)
+        gold = self.rules.gold(prompt)
         return None if gold is None else self.format.render(gold)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Entry:
-    scorer: Scorer
-    gold: Gold
-    default_format: str
+_SCORERS: dict[str, tuple[Scorer, Rules]] = {}
 
 
-_SCORERS: dict[str, _Entry] = {}
+def register(
+    name: str,
+    *,
+    default_format: str,
+    gold: Gold = _plain_gold,
+    deadline: float = 10.0,
+    where: Literal["inline", "worker"] = "worker",
+    cheap: Cheap | None = None,
+    preload: tuple[str, ...] = (),
+) -> Callable[[Scorer], Scorer]:
+    """Registers a scorer under ``name``; the arguments are the fields of :class:`Rules`.
 
-
-def _plain_gold(prompt: Prompt) -> str | None:
-    return prompt.gold or None
-
-
-def register(name: str, *, default_format: str, gold: Gold = _plain_gold) -> Callable[[Scorer], Scorer]:
-    """Registers a scorer under ``name``; ``gold`` gives the text that must score 1."""
+    Raises:
+        ValueError: unknown format or place, a deadline that is not positive, or a name already taken.
+    """
     if default_format not in FORMATS:
         raise ValueError(f"{name}: unknown answer format {default_format!r}; known: {', '.join(FORMATS)}")
+    if where not in ("inline", "worker"):
+        raise ValueError(f"{name}: where = {where!r}; use 'inline' or 'worker'")
+    if not deadline > 0:
+        raise ValueError(f"{name}: deadline = {deadline!r}; use seconds above 0")
 
     def add(scorer: Scorer) -> Scorer:
         if name in _SCORERS:
             raise ValueError(f"verifier {name!r} is registered twice")
-        _SCORERS[name] = _Entry(scorer, gold, default_format)
+        _SCORERS[name] = scorer, Rules(default_format, gold, deadline, where, cheap, preload)
         return scorer
 
     return add
@@ -111,11 +148,11 @@ def get(name: str) -> Verifier:
     scorer, _, form = name.partition(":")
     if scorer not in _SCORERS:
         raise ValueError(f"unknown verifier {scorer!r}{_hint(scorer, names())}; known: {', '.join(names())}")
-    entry = _SCORERS[scorer]
-    form = form or entry.default_format
+    function, rules = _SCORERS[scorer]
+    form = form or rules.default_format
     if form not in FORMATS:
         raise ValueError(f"{name}: unknown answer format {form!r}{_hint(form, FORMATS)}; known: {', '.join(FORMATS)}")
-    return Verifier(f"{scorer}:{form}", FORMATS[form], entry.scorer, entry.gold)
+    return Verifier(f"{scorer}:{form}", FORMATS[form], function, rules)
 
 
 def _hint(word: str, known: object) -> str:
