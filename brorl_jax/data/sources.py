@@ -214,6 +214,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "deepmath": {"question": "prompt", "answer": "ground_truth"},
     "aime": {"question": "problem", "answer": "expected_answer"},
     "amc23": {"question": "problem", "answer": "answer"},
+    "minerva": {"question": "problem", "answer": "solution", "gold": "boxed"},
+    "olympiadbench": {"question": "question", "answer": "final_answer"},
 }
 
 
@@ -226,7 +228,8 @@ class _Table:
         question: Column with the question, or several columns as ``"{Body} {Question}"``; "" is ``question``.
         answer: Column with the answer; "" is ``answer``.
         gold: How to get the gold from the answer: "" as it is, ``after:<marker>`` the text after the last marker,
-            ``regex:<pattern>`` the first group of the last match. Rows without a gold are left out and counted.
+            ``regex:<pattern>`` the first group of the last match, ``boxed`` the content of the last ``\\boxed{}``. Rows
+            without a gold are left out and counted.
         start: First row to use.
         size: Number of rows to use from there on; 0 is all.
         tolerance: Largest absolute difference that the ``numeric`` verifier accepts.
@@ -248,8 +251,8 @@ class _Table:
         preset, gold = own.get("preset", ""), own.get("gold", "")
         if preset and preset not in PRESETS:
             raise ValueError(f"unknown preset {preset!r}; known: {', '.join(sorted(PRESETS))}")
-        if gold and not gold.startswith(("after:", "regex:")):
-            raise ValueError(f"gold must be empty, 'after:<marker>' or 'regex:<pattern>', got {gold!r}")
+        if gold and gold != "boxed" and not gold.startswith(("after:", "regex:")):
+            raise ValueError(f"gold must be empty, 'boxed', 'after:<marker>' or 'regex:<pattern>', got {gold!r}")
         if gold.startswith("regex:") and re.compile(gold[6:]).groups < 1:
             raise ValueError(f"gold {gold!r} needs a group (...) around the gold answer")
 
@@ -358,7 +361,11 @@ def _gold(answer: Any, extract: str) -> str:
         return ""
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)  # 27.0 is how a table says 27
+    if isinstance(answer, list) and len(answer) == 1:
+        answer = answer[0]
     text = str(answer).strip()
+    if extract == "boxed":
+        return (rewards.FORMATS["boxed"].find(text, False) or "").strip()
     if extract.startswith("after:"):
         _, marker, text = text.rpartition(extract[6:])
         return text.strip() if marker else ""

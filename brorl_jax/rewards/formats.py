@@ -12,7 +12,10 @@ import dataclasses
 import re
 from collections.abc import Callable
 
-_BOX = re.compile(r"\\boxed\s*\{")
+_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_ANSWER_LINE = re.compile(
+    r"^[ \t*_#>]*(?:final[ \t]+)?answer[ \t*_]*:[ \t*_]*(\S.*?)[ \t]*$", re.MULTILINE | re.IGNORECASE
+)
 _HASH = re.compile(r"^[ \t]*####[ \t]*(\S.*?)[ \t]*$", re.MULTILINE)
 
 
@@ -32,31 +35,24 @@ class Format:
 
 
 def _boxed(response: str, truncated: bool) -> str | None:
-    """Content of the last closed ``\\boxed{...}``; escaped braces don't count."""
-    last: str | None = None
-    unclosed = _ends_inside(response, "\\boxed{")
-    for match in _BOX.finditer(response):
-        end = _closing_brace(response, match.end())
-        if end is None:
-            unclosed = True
-        else:
-            last, unclosed = response[match.end() : end], _ends_inside(response, "\\boxed{")
-    return None if truncated and unclosed else last
+    """Content of the closed ``\\boxed{...}`` or ``\\fbox{...}`` that begins last; escaped braces don't count.
 
-
-def _closing_brace(text: str, start: int) -> int | None:
-    depth, i = 1, start
-    while i < len(text):
-        if text[i] == "\\":
-            i += 1
-        elif text[i] == "{":
-            depth += 1
-        elif text[i] == "}":
-            depth -= 1
-            if depth == 0:
-                return i
-        i += 1
-    return None
+    One pass, so that a response full of unclosed boxes costs no more than any other. Truncated with a box still open,
+    or within the opening of one, there is no answer.
+    """
+    last: tuple[int, int] | None = None
+    open_braces: list[int] = []  # where the content of each begins; negative: a brace that is no box
+    for mark in _BRACES.finditer(response):
+        if len(mark[0]) == 2:  # an escaped character
+            continue
+        if mark[0].endswith("{"):
+            open_braces.append(mark.end() if len(mark[0]) > 1 else -1)
+        elif mark[0] == "}" and open_braces:
+            start = open_braces.pop()
+            if start >= 0 and (last is None or start > last[0]):
+                last = start, mark.start()
+    unfinished = any(start >= 0 for start in open_braces) or _ends_inside(response, "\\boxed{", "\\fbox{")
+    return None if last is None or (truncated and unfinished) else response[slice(*last)]
 
 
 def _tag(response: str, truncated: bool) -> str | None:
@@ -70,14 +66,20 @@ def _tag(response: str, truncated: bool) -> str | None:
     return None if "</answer>" in content else content
 
 
-def _ends_inside(response: str, opening: str) -> bool:
-    """Whether the response breaks off within the opening delimiter."""
-    return any(response.endswith(opening[:n]) for n in range(1, len(opening)))
+def _ends_inside(response: str, *openings: str) -> bool:
+    """Whether the response breaks off within an opening delimiter."""
+    return any(response.endswith(opening[:n]) for opening in openings for n in range(1, len(opening)))
 
 
 def _hash(response: str, truncated: bool) -> str | None:
     """Rest of the last line that begins with ``####``."""
     found = _HASH.findall(response)
+    return found[-1] if found and not truncated else None
+
+
+def _answer_line(response: str, truncated: bool) -> str | None:
+    """Rest of the last line that begins with ``Answer:``, in any case and with Markdown around it."""
+    found = _ANSWER_LINE.findall(response)
     return found[-1] if found and not truncated else None
 
 
@@ -96,6 +98,7 @@ FORMATS: dict[str, Format] = {
         Format("boxed", _boxed, lambda gold: f"\\boxed{{{gold}}}"),
         Format("tag", _tag, lambda gold: f"<answer>{gold}</answer>"),
         Format("hash", _hash, lambda gold: f"#### {gold}"),
+        Format("answer_line", _answer_line, lambda gold: f"Answer: {gold}"),
         Format("last_line", _last_line, lambda gold: gold),
         Format("whole", _whole, lambda gold: gold),
     )

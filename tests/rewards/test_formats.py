@@ -21,6 +21,18 @@ CASES = [
     ("boxed", r"\boxed{}", None, None),
     ("boxed", r"\boxed{ }", None, None),
     ("boxed", "the answer is 5", None, None),
+    ("boxed", r"\fbox{6} then \boxed{5}", "5", "5"),
+    ("boxed", r"\boxed{5} then \fbox {6}", "6", "6"),
+    ("boxed", r"\boxed{5} then \fbo", "5", None),
+    ("boxed", r"\boxed{x=\boxed{5}", "5", None),
+    ("boxed", r"{ \boxed{5}", "5", "5"),
+    ("boxed", r"} \boxed{5} }", "5", "5"),
+    ("boxed", r"\boxed{a\}", None, None),
+    ("boxed", r"\boxed{5} \boxed{}", None, None),
+    ("answer_line", "so\nAnswer: B", "B", None),
+    ("answer_line", "Answer: A\nno\n**Final answer:** (B) 3.2 m\n", "(B) 3.2 m", None),
+    ("answer_line", "the answer: B", None, None),
+    ("answer_line", "Answer:\nB", None, None),
     ("boxed", "", None, None),
     ("tag", "<answer> 5 </answer> done", "5", "5"),
     ("tag", "<answer>4</answer><answer>5</answer>", "5", "5"),
@@ -84,6 +96,13 @@ def test_truncation_inside_the_last_answer_leaves_none(form, gold, prose, data):
     assert rewards.get(f"numeric:{form}").extract(response, truncated=True) is None
 
 
-@given(st.sampled_from(["hash", "last_line", "whole"]), st.integers(0, 999))
+@given(st.sampled_from(["hash", "answer_line", "last_line", "whole"]), st.integers(0, 999))
 def test_formats_without_an_end_mark_have_no_answer_when_truncated(form, gold):
     assert rewards.get(f"numeric:{form}").extract(FORMATS[form].render(str(gold)), truncated=True) is None
+
+
+def test_response_full_of_unclosed_boxes_is_read_in_one_pass():
+    """32,768 openings: a search for each one's end reads a quarter of a billion characters."""
+    response = r"\boxed{" * 32_768
+    assert rewards.get("exact:boxed").extract(response, truncated=False) is None
+    assert rewards.get("exact:boxed").extract(response + "5}", truncated=False) == Answer("5")
