@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from brorl_jax import batches
+from brorl_jax import batches, rewards
 from brorl_jax import config as config_lib
 from brorl_jax.collect import Rules
 from brorl_jax.config import Config
@@ -27,6 +27,7 @@ from brorl_jax.learner.state import TrainState
 from brorl_jax.learner.step import Compute, Objective
 from brorl_jax.models import hf, sharding, transformer
 from brorl_jax.models.config import ModelConfig
+from brorl_jax.rewards.service import Grader
 from brorl_jax.rollout.api import Engine, Sampling
 from brorl_jax.rollout.local import LocalEngine
 from brorl_jax.types import Group, Prompt
@@ -168,6 +169,13 @@ ENGINES: dict[str, Callable[[Config, Model], Engine]] = {"local": _local_engine}
 def build_engine(config: Config, model: Model) -> Engine:
     """The rollout engine named by ``rollout.engine``."""
     return ENGINES[config.rollout.engine](config, model)
+
+
+def build_grader(config: Config) -> Grader:
+    """The grading service of a run; its verifiers, the user's own included, are registered."""
+    rewards.load_plugins(config.grading.plugins)
+    names = ("workers", "cache", "memory_gib", "deadline_factor")
+    return Grader(**{name: config.grading[name] for name in names})
 
 
 def training_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:

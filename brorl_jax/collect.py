@@ -17,7 +17,7 @@ import numpy as np
 
 from brorl_jax.data.tokenizer import Tokenizer
 from brorl_jax.metrics import PhaseTimer
-from brorl_jax.rewards.grading import grade
+from brorl_jax.rewards.service import Grader
 from brorl_jax.rollout.api import Engine, Request, Sampling
 from brorl_jax.types import Finish, Group, Prompt, Status
 
@@ -76,15 +76,19 @@ def rollouts(
     tokenizer: Tokenizer,
     requests: Sequence[Request],
     sampling: Sampling,
+    grader: Grader,
     timer: PhaseTimer,
     check: Callable[[], None] = lambda: None,
 ) -> list[Group]:
     """Generates and grades one group per request; returns them in the order of ``requests``.
 
+    A group is graded while others are still generated; "reward" is the time that generation did not hide.
+
     Args:
-        check: Called after every group; raises to stop early.
+        check: Called after every group and while waiting; raises to stop early.
     """
     done: dict[int, Group] = {}  # by the first sample's seed: a prompt may come twice
+    pending = []
     with contextlib.closing(engine.generate(requests, sampling)) as generated:
         while True:
             with timer("rollout"):
@@ -95,9 +99,11 @@ def rollouts(
                 for sample in group.samples:
                     stopped = sample.finish is Finish.STOP
                     sample.text = tokenizer.decode(sample.tokens[:-1] if stopped else sample.tokens)
-                grade([group])
+                pending.append(grader.submit(group))
             done[group.samples[0].seed] = group
             check()
+    with timer("reward"):
+        grader.wait(pending, check)
     return [done[r.seeds[0]] for r in requests]
 
 
@@ -161,6 +167,7 @@ def metrics(collected: Collected) -> dict[str, float]:
         "samples/truncated": statuses[Status.TRUNCATED],
         "samples/aborted": statuses[Status.ABORTED],
         "samples/grader_error": statuses[Status.GRADER_ERROR],
+        "samples/timeout": statuses[Status.TIMEOUT],
         "samples/trained": sum(len(g.scored) for g in collected.kept),
     }
     if samples:

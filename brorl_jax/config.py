@@ -116,6 +116,13 @@ def default() -> Config:
     config.rollout.local.rows = 64  # responses decoded together; ours
     config.rollout.local.chunk = 16  # tokens decoded between two checks for finished rows; ours
 
+    config.grading = _section()  # of answers, see brorl_jax.rewards.service
+    config.grading.plugins = ()  # modules that register verifiers of one's own, "package.module"
+    config.grading.workers = 0  # processes that score answers; 0 = one per core, at most 16
+    config.grading.cache = 200_000  # verdicts remembered
+    config.grading.memory_gib = 4.0  # GiB, address space of a worker; 0 = no limit; ours
+    config.grading.deadline_factor = 1.0  # multiplies every verifier's deadline, for slow machines
+
     config.filter = _section()
     config.filter.dynamic = True  # drop groups whose raw rewards are all equal and ask for more; [P][V2]
     config.filter.max_generation_batches = 10  # rounds of generation per step before training on what is there; [NR]

@@ -12,6 +12,7 @@ import numpy as np
 from brorl_jax.collect import rollouts
 from brorl_jax.data.tokenizer import Tokenizer
 from brorl_jax.metrics import PhaseTimer, plain
+from brorl_jax.rewards.service import Grader
 from brorl_jax.rollout.api import Engine, Sampling, request
 from brorl_jax.types import Finish, Group, Prompt
 
@@ -25,13 +26,14 @@ def evaluate(
     *,
     samples: int,
     sampling: Sampling,
+    grader: Grader,
     seed: int,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, float], dict[str, list[Group]]]:
     """Samples and grades every held-out prompt with the weights last published.
 
     ``pass@1`` of a source is the mean raw reward over its prompts and their ``samples`` responses (avg@k); of the run,
-    the mean over its sources. Samples without a score (grader errors, aborts) count neither way.
+    the mean over its sources. Samples without a score (grader errors, timeouts, aborts) count neither way.
 
     Returns:
         Metrics under ``eval/``, and the graded groups by source.
@@ -40,7 +42,7 @@ def evaluate(
     metrics: dict[str, float] = {}
     for source, chosen in prompts.items():
         requests = [request(p, samples, run_seed=seed, step=EVAL_STEP) for p in chosen]
-        groups[source] = rollouts(engine, tokenizer, requests, sampling, PhaseTimer(), check)
+        groups[source] = rollouts(engine, tokenizer, requests, sampling, grader, PhaseTimer(), check)
         scored = [s for g in groups[source] for s in g.scored]
         means = [np.mean([s.reward for s in g.scored]) for g in groups[source] if g.scored]
         metrics[f"eval/{source}/pass@1"] = float(np.mean(means)) if means else float("nan")

@@ -23,7 +23,7 @@ from brorl_jax.learner.state import TrainState
 from brorl_jax.learner.step import make_score, make_train_step
 from brorl_jax.metrics import PhaseTimer
 from brorl_jax.report.collect import flatten
-from brorl_jax.rewards import grading
+from brorl_jax.rewards import Grader, self_test
 from brorl_jax.rollout.api import Engine
 from brorl_jax.types import Group, Prompt
 
@@ -48,6 +48,7 @@ class Session:
     held_out: dict[str, list[Prompt]]
     prompts: PromptStream
     engine: Engine
+    grader: Grader
     optimizer: optax.GradientTransformation
     train_step: Callable[..., Any]
     score: Callable[..., Any]
@@ -71,8 +72,10 @@ class Session:
             self.checkpointer.save(self.step, self.state, self.carried, self.host_state(), score)
 
 
-def open_session(config: Config, workdir: Path, stop: Stop) -> Session:
+def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> Session:
     """Builds every part of a run, then restores its newest checkpoint or makes the weights, warm start included.
+
+    The grader is the caller's to close.
 
     Raises:
         UserError: Something is missing, or the data or the model are not those of the checkpoint.
@@ -82,7 +85,7 @@ def open_session(config: Config, workdir: Path, stop: Stop) -> Session:
     try:
         held_out = assemble.held_out_prompts(config, model.tokenizer)
         prompts = assemble.prompt_stream(config, config.data.train, model.tokenizer, held_out)
-        _self_test(config, model, held_out)
+        _self_test(config, model, held_out, grader)
     except (ValueError, FileNotFoundError) as error:
         raise UserError(str(error)) from error
     optimizer = assemble.optimizer(config, assemble.learning_rate(config), config.optim.warmup_steps)
@@ -102,6 +105,7 @@ def open_session(config: Config, workdir: Path, stop: Stop) -> Session:
         held_out=held_out,
         prompts=prompts,
         engine=assemble.build_engine(config, model),
+        grader=grader,
         optimizer=optimizer,
         train_step=make_train_step(model.cfg, assemble.objective(config), model.compute, optimizer, placed),
         score=make_score(model.cfg, model.compute),
@@ -135,12 +139,13 @@ def _restore(checkpointer: Checkpointer, placed: TrainState, prompts: PromptStre
     }
 
 
-def _self_test(config: Config, model: Model, held_out: dict[str, list[Prompt]]) -> None:
+def _self_test(config: Config, model: Model, held_out: dict[str, list[Prompt]], grader: Grader) -> None:
     """Gold answers must score 1 before anything is trained on scores."""
     for name, source in config.data.train.items():
-        grading.self_test(assemble.prompt_stream(config, {name: source}, model.tokenizer, {}).take(SELF_TEST_PROMPTS))
+        prompts = assemble.prompt_stream(config, {name: source}, model.tokenizer, {}).take(SELF_TEST_PROMPTS)
+        self_test(prompts, grader)
     for prompts in held_out.values():
-        grading.self_test(prompts[:SELF_TEST_PROMPTS])
+        self_test(prompts[:SELF_TEST_PROMPTS], grader)
 
 
 def _write_config(config: Config, workdir: Path, *, resuming: bool) -> None:

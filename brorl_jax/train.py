@@ -40,9 +40,9 @@ def run(config: Config, workdir: Path) -> None:
         SystemExit: Stopped by a signal (status 128 + signal), or finished without a single update (status 1).
     """
     config = config_lib.freeze(config)
-    with Stop() as stop:
+    with Stop() as stop, assemble.build_grader(config) as grader:
         try:
-            session = open_session(config, workdir, stop)
+            session = open_session(config, workdir, stop, grader)
             _loop(session)
         except Interrupted as signal:
             print(f"{signal}: stopped. The same command resumes the run in {workdir}.", file=sys.stderr)
@@ -106,7 +106,7 @@ def _generator(s: Session) -> Any:
             first = seen[prompt.id] * config.rollout.n
             requests.append(request(prompt, config.rollout.n, run_seed=config.seed, step=s.step, first=first))
             seen[prompt.id] += 1
-        return collect.rollouts(s.engine, s.model.tokenizer, requests, sampling, s.timer, s.stop.check)
+        return collect.rollouts(s.engine, s.model.tokenizer, requests, sampling, s.grader, s.timer, s.stop.check)
 
     return generate
 
@@ -163,7 +163,7 @@ def _record(
         with s.timer("eval"):
             metrics |= _evaluate(s)
     writer.write(s.step, fates)
-    metrics |= _costs(metrics, s.timer.pop())
+    metrics |= s.grader.pop_metrics() | _costs(metrics, s.timer.pop())
     logger.write(s.step, metrics)
     # Last: what is logged beyond the newest checkpoint is set aside on a resume, what is missing stays missing.
     with s.timer("checkpoint"):
@@ -173,6 +173,8 @@ def _record(
         if due or best or last:
             s.save(score)
     progress.update(s.step, metrics)
+    for message in s.grader.pop_errors():
+        progress.note(f"step {s.step}: not graded: {message}")
     if metrics["groups/starved"]:
         progress.note(f"step {s.step} is starved: {collect.explain(metrics)}")
 

@@ -2,17 +2,20 @@
 
 from brorl_jax.rewards import match, reasoning_gym
 from brorl_jax.rewards.formats import FORMATS, Format
-from brorl_jax.rewards.grading import GradingStats, grade, self_test
-from brorl_jax.rewards.registry import Answer, Verifier, get, names, register
+from brorl_jax.rewards.grading import grade, self_test
+from brorl_jax.rewards.registry import Answer, Verifier, get, load_plugins, names, register
+from brorl_jax.rewards.service import Grader, GradingStats
 
 __all__ = [
     "FORMATS",
     "Answer",
     "Format",
+    "Grader",
     "GradingStats",
     "Verifier",
     "get",
     "grade",
+    "load_plugins",
     "match",
     "names",
     "reasoning_gym",

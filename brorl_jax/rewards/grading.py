@@ -1,102 +1,33 @@
-"""Scoring samples: fills ``status`` and ``reward`` in place, and the start-up check that the grader can say "right"."""
+"""Grading at one go, and the start-up check that the verifiers can say "right"."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable
 
-from brorl_jax.rewards.registry import Answer, get
-from brorl_jax.types import Finish, Group, Prompt, Sample, Status
+import numpy as np
 
-_SHOWN = 5
+from brorl_jax.rewards.registry import get
+from brorl_jax.rewards.service import SHOWN, Grader, GradingStats
+from brorl_jax.types import Finish, Group, Prompt, Sample
 
-
-@dataclasses.dataclass(slots=True)
-class GradingStats:
-    """What one call of :func:`grade` did.
-
-    Attributes:
-        statuses: Number of samples by status.
-        unanswered: Scored samples that state no answer in the agreed place (reward 0).
-        scored: Calls of a scorer; equal answers to one prompt cost one.
-        errors: The first few distinct grader errors, ``"<prompt id>: <type>: <message>"``.
-    """
-
-    statuses: Counter[Status] = dataclasses.field(default_factory=Counter)
-    unanswered: int = 0
-    scored: int = 0
-    errors: list[str] = dataclasses.field(default_factory=list)
+_EXACT = 1e-6  # of a score that sums up parts
 
 
-def grade(groups: Sequence[Group]) -> GradingStats:
-    """Fills ``status`` and ``reward`` of every sample of ``groups``.
-
-    An aborted sample and one whose verifier failed carry no reward (NaN): neither says anything about the policy. A
-    response without an answer has reward 0. Every distinct (verifier, prompt id, answer) is scored once.
-
-    Raises:
-        ValueError: unknown verifier, or two samples of one group with the same index.
-    """
-    stats = GradingStats()
-    memo: dict[tuple[str, str, Answer], float | None] = {}
-    for group in groups:
-        if len({s.index for s in group.samples}) != len(group.samples):
-            raise ValueError(f"{group.prompt.id}: two samples of one group have the same index")
-        for sample in group.samples:
-            _grade_sample(sample, group.prompt, memo, stats)
-            stats.statuses[sample.status or Status.GRADER_ERROR] += 1
-    return stats
+def grade(groups: Iterable[Group]) -> GradingStats:
+    """Fills ``status`` and ``reward`` of every sample of ``groups``, with a grader of its own. See :class:`Grader`."""
+    with Grader() as grader:
+        return grader.grade(groups)
 
 
-def _grade_sample(
-    sample: Sample, prompt: Prompt, memo: dict[tuple[str, str, Answer], float | None], stats: GradingStats
-) -> None:
-    sample.reward = math.nan
-    if sample.finish is Finish.ABORT:
-        sample.status = Status.ABORTED
-        return
-    truncated = sample.finish is Finish.LENGTH
-    verifier = get(prompt.verifier)
-    answer = verifier.extract(sample.text, truncated=truncated)
-    if answer is None:
-        stats.unanswered += 1
-        reward: float | None = 0.0
-    else:
-        key = (verifier.name, prompt.id, answer)
-        if key not in memo:
-            stats.scored += 1
-            memo[key] = _score(answer, prompt, stats)
-        reward = memo[key]
-    if reward is None:
-        sample.status = Status.GRADER_ERROR
-        return
-    sample.status = Status.TRUNCATED if truncated else Status.OK
-    sample.reward = reward
-
-
-def _score(answer: Answer, prompt: Prompt, stats: GradingStats) -> float | None:
-    """The score, or None (recorded) if the verifier failed. A failure must never look like a wrong answer."""
-    try:
-        reward = get(prompt.verifier).score(answer, prompt)
-        if not 0.0 <= reward <= 1.0:
-            raise ValueError(f"score {reward} lies outside [0, 1]")
-    except Exception as error:  # anything the scorer's libraries raise
-        message = f"{prompt.id}: {type(error).__name__}: {error}"
-        if len(stats.errors) < _SHOWN and message not in stats.errors:
-            stats.errors.append(message)
-        return None
-    return reward
-
-
-def self_test(prompts: Iterable[Prompt], *, required: float = 0.99) -> int:
+def self_test(prompts: Iterable[Prompt], grader: Grader | None = None, *, required: float = 0.99) -> int:
     """Checks that the gold answer, written in each prompt's own answer format, scores 1.
 
     Run on a sample of every source before training: a grader that refuses right answers trains nothing, silently.
 
     Args:
         prompts: A sample of the data; prompts without a single gold answer are left out.
+        grader: Does the work; None starts one for it.
         required: The fraction that must score 1.
 
     Returns:
@@ -105,25 +36,28 @@ def self_test(prompts: Iterable[Prompt], *, required: float = 0.99) -> int:
     Raises:
         ValueError: fewer than ``required`` score 1; the message shows the first failing rows.
     """
-    checked = 0
+    stated = [(prompt, response) for prompt in prompts if (response := get(prompt.verifier).render(prompt)) is not None]
+    with contextlib.nullcontext(grader) if grader else Grader() as service:
+        groups = [_stating(prompt, response) for prompt, response in stated]
+        pending = [service.submit(group) for group in groups]
+        service.wait(pending)
     failures: list[str] = []
-    for prompt in prompts:
-        verifier = get(prompt.verifier)
-        response = verifier.render(prompt)
-        if response is None:
+    for (prompt, response), group, future in zip(stated, groups, pending, strict=True):
+        stats, reward = future.result(), group.samples[0].reward
+        if reward >= 1.0 - _EXACT:
             continue
-        checked += 1
-        stats = GradingStats()
-        answer = verifier.extract(response, truncated=False)
-        score = None if answer is None else _score(answer, prompt, stats)
-        if score == 1.0:
-            continue
-        why = "no answer found" if answer is None else stats.errors[0] if stats.errors else f"scores {score:g}"
-        failures.append(f"  {prompt.id}, {verifier.name}, gold response {response}: {why}")
-    if len(failures) > checked * (1 - required):
-        shown = "\n".join(failures[:_SHOWN])
+        why = "no answer found" if stats.unanswered else stats.errors[0] if stats.errors else f"scores {reward:g}"
+        failures.append(f"  {prompt.id}, {get(prompt.verifier).name}, gold response {response}: {why}")
+    if len(failures) > len(stated) * (1 - required):
+        shown = "\n".join(failures[:SHOWN])
         raise ValueError(
-            f"the grader refuses {len(failures)} of {checked} gold answers (at most {1 - required:.0%} may fail). "
+            f"the grader refuses {len(failures)} of {len(stated)} gold answers (at most {1 - required:.0%} may fail). "
             f"The verifier or its answer format does not suit this data:\n{shown}"
         )
-    return checked
+    return len(stated)
+
+
+def _stating(prompt: Prompt, response: str) -> Group:
+    """A group of one sample that says ``response``."""
+    nothing = np.zeros(0, np.float32)
+    return Group(prompt, [Sample(0, 0, nothing.astype(np.int32), nothing, Finish.STOP, 0, text=response)])

@@ -15,9 +15,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Iterable
 from typing import Literal
 
+from brorl_jax.errors import UserError
 from brorl_jax.rewards.formats import FORMATS, Format
 from brorl_jax.types import Prompt
 
@@ -59,6 +61,13 @@ class Rules:
     preload: tuple[str, ...] = ()
 
 
+def _checked(score: float) -> float:
+    reward = float(score)
+    if not 0.0 <= reward <= 1.0:
+        raise ValueError(f"score {reward} lies outside [0, 1]")
+    return reward
+
+
 @dataclasses.dataclass(frozen=True)
 class Verifier:
     """Scores responses to prompts; safe to use from any thread or process (no signals, no global state).
@@ -87,11 +96,19 @@ class Verifier:
 
         Raises:
             TypeError: ``answer`` did not come from :meth:`extract`.
-            Exception: whatever the scorer raises; :func:`~brorl_jax.rewards.grade` turns it into a grader error.
+            ValueError: the scorer's result lies outside [0, 1] or is NaN.
+            Exception: whatever the scorer raises; the grading service turns it into a grader error.
         """
         if not isinstance(answer, Answer):
             raise TypeError(f"score needs an Answer from extract, got {type(answer).__name__}")
-        return float(self.scorer(answer.text, prompt))
+        return _checked(self.scorer(answer.text, prompt))
+
+    def decide(self, answer: Answer, prompt: Prompt) -> float | None:
+        """The score where it takes microseconds: from an inline scorer, or from a cheap path that is sure."""
+        if self.rules.where == "inline":
+            return self.score(answer, prompt)
+        score = self.rules.cheap(answer.text, prompt) if self.rules.cheap else None
+        return None if score is None else _checked(score)
 
     def render(self, prompt: Prompt) -> str | None:
         """A response that states the gold answer in the prompt's own format; None where there is no single gold."""
@@ -131,6 +148,22 @@ def register(
         return scorer
 
     return add
+
+
+def load_plugins(modules: Iterable[str]) -> None:
+    """Imports modules that register verifiers.
+
+    Raises:
+        UserError: one can't be imported.
+    """
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            raise UserError(
+                f"config.grading.plugins: {module!r} can't be imported ({type(error).__name__}: {error}); it names a "
+                "module as an import statement would, found from where Python was started or installed"
+            ) from error
 
 
 def names() -> list[str]:
