@@ -11,7 +11,7 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -45,18 +45,20 @@ def _paths(text: str) -> list[str]:
 # Bounds of numbers.
 AT_LEAST_ONE = _paths(
     """model.head_chunk model.new.hidden model.new.layers model.new.heads model.new.kv_heads model.new.ffn
-    data.max_prompt_tokens
+    data.max_prompt_tokens grading.cache
     rollout.prompts_per_step rollout.max_tokens rollout.local.rows rollout.local.chunk filter.max_generation_batches
     algo.updates_per_step optim.base_samples batch.slots batch.rows batch.row_tokens train.steps warmup.batch
     eval.samples checkpoint.keep log.every mesh.data mesh.fsdp mesh.tensor"""
 )
 AT_LEAST_ZERO = _paths(
-    """seed rollout.min_p algo.advantage_clip algo.dual_clip algo.kl.coef algo.mismatch.low
+    """seed grading.workers grading.memory_gib rollout.min_p algo.advantage_clip algo.dual_clip algo.kl.coef algo.mismatch.low
     algo.mismatch.stop_above algo.reference.every algo.reference.kl_spike algo.reference.stall
     shaping.overlong_buffer shaping.overlong_penalty shaping.cosine_coef optim.warmup_steps optim.weight_decay
     optim.clip_norm warmup.steps eval.every eval.temperature eval.max_prompts checkpoint.every"""
 )
-ABOVE_ZERO = _paths("""optim.lr optim.eps warmup.lr algo.kl.clamp algo.mismatch.high algo.eps_low algo.eps_high""")
+ABOVE_ZERO = _paths(
+    """grading.deadline_factor optim.lr optim.eps warmup.lr algo.kl.clamp algo.mismatch.high algo.eps_low algo.eps_high"""
+)
 # low, whether low itself is allowed, high, whether high itself is allowed
 BETWEEN = {
     "eval.top_p": (0.0, False, 1.0, True),
@@ -72,8 +74,9 @@ BETWEEN = {
 def check(config: Config) -> None:
     """Runs every check in order, cheapest first; raises ``ConfigError`` at the first problem."""
     _check_keys(config, fields.default(), "")
+    verifiers = _verifiers(config)
     for stage in STAGES:
-        _check_sources(config, stage)
+        _check_sources(config, stage, verifiers)
     _check_values(config)
     _check_model(config)
     _check_data(config)
@@ -166,7 +169,17 @@ def _check_keys(config: Config, reference: Config, prefix: str) -> None:
             _check_type(path, value, like)
 
 
-def _check_sources(config: Config, stage: str) -> None:
+def _verifiers(config: Config) -> Collection[str]:
+    """The names that a source's verifier may have; plugins are imported, jax is not."""
+    if not config.grading.plugins:
+        return fields.VERIFIERS
+    from brorl_jax.rewards import registry
+
+    registry.load_plugins(config.grading.plugins)
+    return registry.names()
+
+
+def _check_sources(config: Config, stage: str, verifiers: Collection[str]) -> None:
     for name, entry in config.data[stage].items():
         path = f"data.{stage}.{name}"
         if not re.fullmatch(r"\w+", name):
@@ -185,13 +198,13 @@ def _check_sources(config: Config, stage: str) -> None:
                 raise ConfigError(f"config.{path}.{key}: missing; use brorl_jax.config.source({kind!r}, ...)")
             if key != "params":
                 _check_type(f"{path}.{key}", entry[key], like)
-        _check_source_values(path, entry)
+        _check_source_values(path, entry, verifiers)
 
 
-def _check_source_values(path: str, entry: Config) -> None:
+def _check_source_values(path: str, entry: Config, verifiers: Collection[str]) -> None:
     scorer, colon, place = entry.verifier.partition(":")
-    if entry.verifier and scorer not in fields.VERIFIERS:
-        _fail(f"{path}.verifier", entry.verifier, f"unknown verifier{suggest(scorer, fields.VERIFIERS)}")
+    if entry.verifier and scorer not in verifiers:
+        _fail(f"{path}.verifier", entry.verifier, f"unknown verifier{suggest(scorer, verifiers)}")
     if colon and place not in fields.ANSWER_FORMATS:
         _fail(f"{path}.verifier", entry.verifier, f"unknown answer format{suggest(place, fields.ANSWER_FORMATS)}")
     if not entry.weight > 0:

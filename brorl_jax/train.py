@@ -142,6 +142,7 @@ def _loop(s: Session) -> None:
             logger.write(0, row)
             progress.update(0, row)
         s.timer.pop()
+        s.grader.pop_metrics()  # of what came before the first step
         try:
             while s.step < total:
                 _record(s, *step(s), logger, writer, progress)
@@ -201,6 +202,7 @@ def _evaluate(s: Session) -> Metrics:
         s.held_out,
         samples=config.eval.samples,
         sampling=assemble.eval_sampling(config, s.model.tokenizer),
+        grader=s.grader,
         seed=config.seed,
     )
     evaluate.write(s.workdir, s.step, metrics, groups)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from brorl_jax import collect
 from brorl_jax.collect import KEPT, Rules
 from brorl_jax.metrics import PhaseTimer
+from brorl_jax.rewards import Grader
 from brorl_jax.rollout.api import Sampling, request
 from brorl_jax.types import Finish, Group, Prompt, Sample, Status
 
@@ -242,7 +243,7 @@ def requests(*numbers):
 
 def test_rollouts_come_graded_and_in_the_order_asked_for():
     wanted = requests(4, 1, 3, 1)
-    groups = collect.rollouts(Scripted([3, 2, 0, 1]), Tokens(), wanted, Sampling(), PhaseTimer())
+    groups = collect.rollouts(Scripted([3, 2, 0, 1]), Tokens(), wanted, Sampling(), Grader(), PhaseTimer())
     assert [g.prompt.tokens[0] for g in groups] == [4, 1, 3, 1]
     assert [[s.seed for s in g.samples] for g in groups] == [list(r.seeds) for r in wanted]  # twins not mixed up
     assert len({s.seed for g in groups for s in g.samples}) == 8
@@ -251,7 +252,7 @@ def test_rollouts_come_graded_and_in_the_order_asked_for():
 
 
 def test_text_of_a_truncated_response_keeps_its_last_token():
-    (g,) = collect.rollouts(Scripted([0], Finish.LENGTH), Tokens(), requests(5), Sampling(), PhaseTimer())
+    (g,) = collect.rollouts(Scripted([0], Finish.LENGTH), Tokens(), requests(5), Sampling(), Grader(), PhaseTimer())
     assert [s.text for s in g.samples] == ["5 0 2", "5 1 2"]
     assert {s.status for s in g.samples} == {Status.TRUNCATED}
 
@@ -269,13 +270,13 @@ def test_rollouts_end_at_once_and_cleanly_when_told_to():
 
     engine = Scripted([0, 1, 2])
     with pytest.raises(Told):
-        collect.rollouts(engine, Tokens(), requests(0, 1, 2), Sampling(), PhaseTimer(), check)
+        collect.rollouts(engine, Tokens(), requests(0, 1, 2), Sampling(), Grader(), PhaseTimer(), check)
     assert len(seen) == 2 and engine.closed
 
 
 def test_time_is_split_between_generating_and_grading():
     clock = itertools.count()
     timer = PhaseTimer(clock=lambda: next(clock))
-    collect.rollouts(Scripted([0, 1]), Tokens(), requests(0, 1), Sampling(), timer)
+    collect.rollouts(Scripted([0, 1]), Tokens(), requests(0, 1), Sampling(), Grader(), timer)
     times = timer.pop()
-    assert times["time/rollout_s"] == 3 and times["time/reward_s"] == 2  # one tick each; one more for the end
+    assert times["time/rollout_s"] == 3 and times["time/reward_s"] == 3  # one tick each; one more for the end

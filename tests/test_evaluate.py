@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from brorl_jax import evaluate
+from brorl_jax.rewards import Grader
 from brorl_jax.rollout.api import Sampling, sample_seed
 from brorl_jax.types import Finish, Group, Prompt, Sample, Status
 
@@ -50,7 +51,9 @@ PROMPTS = {"a": [prompt("a", i) for i in range(3)], "b": [prompt("b", 0)]}
 
 def run(answers=ANSWERS, prompts=PROMPTS, samples=3):
     engine = Scripted(answers)
-    metrics, groups = evaluate.evaluate(engine, Tokens(), prompts, samples=samples, sampling=GREEDY, seed=4)
+    metrics, groups = evaluate.evaluate(
+        engine, Tokens(), prompts, samples=samples, sampling=GREEDY, grader=Grader(), seed=4
+    )
     return engine, metrics, groups
 
 
@@ -127,4 +130,6 @@ def test_check_can_end_an_evaluation():
         raise Told
 
     with pytest.raises(Told):
-        evaluate.evaluate(Scripted(ANSWERS), Tokens(), PROMPTS, samples=3, sampling=GREEDY, seed=4, check=check)
+        evaluate.evaluate(
+            Scripted(ANSWERS), Tokens(), PROMPTS, samples=3, sampling=GREEDY, grader=Grader(), seed=4, check=check
+        )

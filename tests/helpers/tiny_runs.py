@@ -32,7 +32,7 @@ def _coin(answer: str, prompt: Any) -> float:
 
 
 if "coin" not in registry.names():  # this module may be imported under two names
-    registry.register("coin", default_format="whole")(_coin)
+    registry.register("coin", default_format="whole", where="inline")(_coin)
 
 
 def write_tables(folder: Path, prompts: int = PROMPTS) -> None:
@@ -182,5 +182,5 @@ def same_run(ours: Path, theirs: Path, steps: int) -> None:
     rows, others = metrics(ours), metrics(theirs)
     assert [r["step"] for r in rows] == [r["step"] for r in others]
     for row, other in zip(rows, others, strict=True):
-        timed = {k for k in {*row, *other} if k.startswith(("time", "throughput/", "memory/"))}
+        timed = {k for k in {*row, *other} if k.startswith(("time", "throughput/", "memory/", "grading/"))}  # or cached
         assert {k: v for k, v in row.items() if k not in timed} == {k: v for k, v in other.items() if k not in timed}

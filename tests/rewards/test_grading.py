@@ -35,7 +35,7 @@ def scorer():
             raise KeyError("inside a library")
         return float(answer)
 
-    rewards.register("chosen", default_format="whole")(score)
+    rewards.register("chosen", default_format="whole", where="inline")(score)
     yield calls
     del registry._SCORERS["chosen"]
     rewards.get.cache_clear()
