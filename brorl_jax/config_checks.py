@@ -51,13 +51,14 @@ AT_LEAST_ONE = _paths(
     eval.samples checkpoint.keep log.every mesh.data mesh.fsdp mesh.tensor"""
 )
 AT_LEAST_ZERO = _paths(
-    """seed grading.workers grading.memory_gib rollout.min_p algo.advantage_clip algo.dual_clip algo.kl.coef algo.mismatch.low
-    algo.mismatch.stop_above algo.reference.every algo.reference.kl_spike algo.reference.stall
+    """seed grading.workers grading.memory_gib rollout.min_p algo.advantage_clip algo.dual_clip algo.kl.coef
+    algo.mismatch.low algo.mismatch.stop_above algo.reference.every algo.reference.kl_spike algo.reference.stall
     shaping.overlong_buffer shaping.overlong_penalty shaping.cosine_coef optim.warmup_steps optim.weight_decay
     optim.clip_norm warmup.steps eval.every eval.temperature eval.max_prompts checkpoint.every"""
 )
 ABOVE_ZERO = _paths(
-    """grading.deadline_factor optim.lr optim.eps warmup.lr algo.kl.clamp algo.mismatch.high algo.eps_low algo.eps_high"""
+    """grading.deadline_factor optim.lr optim.eps warmup.lr algo.kl.clamp algo.mismatch.high algo.eps_low
+    algo.eps_high"""
 )
 # low, whether low itself is allowed, high, whether high itself is allowed
 BETWEEN = {
