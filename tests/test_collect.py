@@ -1,7 +1,9 @@
 """Filling a step with groups: rounds, filter, surplus, starvation; with an engine made of plain Python."""
 
+import dataclasses
 import itertools
 import math
+import time
 
 import hypothesis.strategies as st
 import numpy as np
@@ -14,6 +16,7 @@ from brorl_jax.metrics import PhaseTimer
 from brorl_jax.rewards import Grader
 from brorl_jax.rollout.api import Sampling, request
 from brorl_jax.types import Finish, Group, Prompt, Sample, Status
+from tests.helpers import hostile_scorers
 
 NAN = math.nan
 CONSTANT = 0.35  # its float32 mean over many samples is not itself
@@ -272,6 +275,26 @@ def test_rollouts_end_at_once_and_cleanly_when_told_to():
     with pytest.raises(Told):
         collect.rollouts(engine, Tokens(), requests(0, 1, 2), Sampling(), Grader(), PhaseTimer(), check)
     assert len(seen) == 2 and engine.closed
+
+
+def test_a_group_is_graded_while_others_are_still_generated():
+    """The engine does not go on before the first group has its rewards from a worker."""
+
+    class Waiting(Scripted):
+        def generate(self, requests, sampling):
+            (first,) = super().generate(requests[:1], sampling)
+            yield first
+            end = time.monotonic() + 60
+            while any(s.status is None for s in first.samples):
+                assert time.monotonic() < end, "grading waits for generation to end"
+                time.sleep(0.01)
+            yield from super().generate(requests, sampling)
+
+    wanted = [dataclasses.replace(r, prompt=dataclasses.replace(r.prompt, verifier="patient")) for r in requests(0, 1)]
+    with Grader(workers=1) as grader:
+        groups = collect.rollouts(Waiting([1]), Tokens(), wanted, Sampling(), grader, PhaseTimer())
+    expected = [[hostile_scorers.plain(f"{i} {k}", groups[i].prompt) for k in range(2)] for i in range(2)]
+    assert [[s.reward for s in g.samples] for g in groups] == expected
 
 
 def test_time_is_split_between_generating_and_grading():

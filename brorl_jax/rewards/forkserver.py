@@ -28,7 +28,7 @@ class ForkServer:
         given_up: Asked several times a second while waiting; True ends the wait.
 
     Raises:
-        ConnectionError: The server has ended. So do the methods.
+        ConnectionError: The server has ended. So does ``fork``.
         RuntimeError: It has not answered in time, or the wait was given up. So does ``fork``.
     """
 
@@ -58,10 +58,11 @@ class ForkServer:
         return self._process.pid
 
     def load(self, modules: Iterable[str]) -> None:
-        """Lets it import modules, which later workers then have from birth. Does not wait."""
+        """Lets it import modules, which later workers then have from birth. Does not wait, nor mind if it has ended."""
         if new := [name for name in dict.fromkeys(modules) if name not in self._loaded]:
             self._loaded.update(new)
-            self._request({"do": "load", "modules": new})
+            with contextlib.suppress(OSError):
+                self._request({"do": "load", "modules": new})
 
     def fork(self, slot: int, old: int | None = None) -> tuple[int, socket.socket, str]:
         """Ends worker ``old`` if there is one, and makes another.

@@ -25,7 +25,6 @@ from brorl_jax.types import Prompt, Status
 
 QUICK = 0.02  # seconds; of verifiers that are quicker on average, a worker gets a second item in advance
 STUCK = 0.1  # seconds on one item, after which what waits behind it is offered to idle workers
-FAREWELL = 5.0  # seconds for the fork server to end everything by itself
 BARREN = 8  # workers lost in a row without any result, before the pool gives up
 MAX_REPLY = 1 << 16  # bytes
 
@@ -72,6 +71,7 @@ class _Worker:
     prompts: OrderedDict[bytes, None] = dataclasses.field(default_factory=OrderedDict)
     unsent: bytearray = dataclasses.field(default_factory=bytearray)
     unread: bytes = b""
+    spent: bool = False  # has done its last item
 
 
 def modules(verifier: Verifier) -> tuple[str, ...]:
@@ -144,9 +144,10 @@ class Pool:
             self._start()
             while not self._closing:
                 self._assign()
+                before = time.monotonic()
                 for key, events in self._selector.select(self._pause()):
                     self._serve(key, events)
-                self._judge(time.monotonic())
+                self._judge(before)  # all that had arrived by then has been read
         except BaseException as error:
             if not self._closing:
                 self._on_failure(error)
@@ -248,6 +249,8 @@ class Pool:
         *lines, worker.unread = (worker.unread + data).split(b"\n")
         if len(worker.unread) > MAX_REPLY or not all(self._take(worker, line) for line in lines):
             self._replace(worker, Verdict(status=Status.GRADER_ERROR, message="the worker spoke out of turn"))
+        elif worker.spent:
+            self._replace(worker, None)
         elif not data:
             self._replace(worker, Verdict(status=Status.GRADER_ERROR, message="the worker died"))
 
@@ -267,7 +270,7 @@ class Pool:
         except (ValueError, KeyError, TypeError, IndexError):
             return False
         worker.items.popleft()
-        worker.since = time.monotonic()
+        worker.since, worker.spent = time.monotonic(), "spent" in reply
         self._barren = 0
         mean = self._mean.get(item.verifier.name, verdict.seconds)
         self._mean[item.verifier.name] = mean + (verdict.seconds - mean) / 16
@@ -308,26 +311,26 @@ class Pool:
                         item.shared = True
                         self._inbox.appendleft(item)
 
-    def _replace(self, worker: _Worker, verdict: Verdict) -> None:
-        """Kills ``worker``, settles what it was at with ``verdict`` and starts another in its place."""
+    def _replace(self, worker: _Worker, verdict: Verdict | None) -> None:
+        """Kills ``worker``, settles what it was at with ``verdict`` (None: nothing) and starts another in its place."""
         assert self._server is not None
         try:
             pid, sock, ended = self._server.fork(worker.slot, worker.pid)
         except ConnectionError:
             return self._restart()
-        if verdict.status is Status.GRADER_ERROR:
+        if verdict and verdict.status is Status.GRADER_ERROR:
             verdict.message += f" ({ended})"
-        if not worker.items:
+        if verdict and not worker.items:
             self._count_loss(verdict.message)
         self._abandon(worker, verdict)
         self._team[self._team.index(worker)] = new = _Worker(worker.slot, pid, sock)
         self._selector.register(sock, selectors.EVENT_READ, new)
 
-    def _abandon(self, worker: _Worker, verdict: Verdict) -> None:
+    def _abandon(self, worker: _Worker, verdict: Verdict | None) -> None:
         """Parts from a worker; what it had in advance goes back to the head of the queue."""
         self._selector.unregister(worker.sock)
         worker.sock.close()
-        if worker.items:
+        if worker.items and verdict:
             self._settle(worker.items.popleft(), verdict)
         self._inbox.extendleft(reversed(worker.items))
         worker.items.clear()

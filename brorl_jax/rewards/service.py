@@ -201,7 +201,7 @@ class Grader:
         """``grading/<scorer>/<counter>`` since the last call.
 
         ``answers`` stated by samples; ``unanswered`` samples; ``graded`` distinct answers scored anew; ``cache_hits``
-        answers that cost nothing; ``timeouts`` and ``errors`` among the graded; ``seconds`` of workers in scorers.
+        answers that cost nothing; ``timeouts`` and ``errors`` among the graded; ``seconds`` in scorers, all workers'.
         """
         with self._lock:
             metrics: dict[str, float] = {
@@ -299,7 +299,7 @@ class Grader:
             self._open.clear()
             self._lock.notify_all()
         for ticket in tickets:
-            ticket.future.set_exception(error)
+            ticket.future.set_exception(self._failed_as_a_whole())
 
     def _wait_for_room(self) -> None:
         """Bounds what is under way; needs the lock, and gives it up while waiting."""
@@ -307,7 +307,12 @@ class Grader:
             if not self._lock.wait(self._longest()):
                 raise RuntimeError(f"grading has stood still for {self._longest():.0f} s: {self._waits_for()}")
         if self._failure is not None:
-            raise RuntimeError(f"grading has failed: {self._failure}") from self._failure
+            raise self._failed_as_a_whole()
+
+    def _failed_as_a_whole(self) -> RuntimeError:
+        error = RuntimeError(f"grading has failed: {self._failure}")
+        error.__cause__ = self._failure
+        return error
 
     def _waits_for(self) -> str:
         return self._pool.waits_for() if self._pool else "no worker was started"
@@ -359,11 +364,12 @@ def _answers(ticket: _Ticket, verifier: Verifier, counts: Counts) -> dict[str, l
 
 def _decide(verifier: Verifier, answer: str, prompt: Prompt) -> Verdict | None:
     """The verdict, where it can be had without a worker."""
+    start = time.perf_counter()
     try:
         score = verifier.decide(Answer(answer), prompt)
     except Exception as error:  # anything the scorer's libraries raise; it must never look like a wrong answer
         return Verdict(status=Status.GRADER_ERROR, message=describe(error))
-    return None if score is None else Verdict(score)
+    return None if score is None else Verdict(score, seconds=time.perf_counter() - start)
 
 
 def _fill(ticket: _Ticket, samples: list[Sample], verdict: Verdict) -> None:

@@ -77,7 +77,7 @@ def serve(fd: int, memory: int) -> None:
     parent, workers, buffer = os.getppid(), set(), b""
     sockets: list[int] = []
     with socket.socket(fileno=fd) as control:
-        control.sendall(b'{"ready": true}\n')
+        _answer(control, {"ready": True})
         while os.getppid() == parent:
             _reap(_children() - workers)
             if not select.select([control], [], [], _TICK)[0]:
@@ -94,9 +94,14 @@ def serve(fd: int, memory: int) -> None:
                 ended = _end(request["old"], workers)
                 pid = _fork(sockets.pop(0), control, request["slot"], memory)
                 workers.add(pid)
-                control.sendall(json.dumps({"pid": pid, "ended": ended}).encode() + b"\n")
+                _answer(control, {"pid": pid, "ended": ended})
     for pid in list(workers):
         _end(pid, workers)
+
+
+def _answer(control: socket.socket, message: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # the trainer has gone, as reading will say
+        control.sendall(json.dumps(message).encode() + b"\n")
 
 
 def load(modules: Iterable[str]) -> None:
@@ -145,6 +150,7 @@ def _end(pid: int | None, workers: set[int]) -> str:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(stray, signal.SIGKILL)
         _reap(strays)
+        time.sleep(0.001)
     code = os.waitstatus_to_exitcode(status)
     return f"signal {-code}" if code < 0 else f"exit status {code}"
 
@@ -161,7 +167,7 @@ def _fork(fd: int, control: socket.socket, number: int, memory: int) -> int:
         if os.getppid() == server:
             _limit(memory)
             with socket.socket(fileno=fd) as sock:
-                _work(sock, number)
+                _work(sock, number, memory)
     finally:
         os._exit(0)
 
@@ -179,8 +185,8 @@ def _limit(memory: int) -> None:
         os.dup2(null, fd)
 
 
-def _work(sock: socket.socket, number: int) -> None:
-    """Scores one answer after another until the socket closes."""
+def _work(sock: socket.socket, number: int, memory: int) -> None:
+    """Scores one answer after another until the socket closes, or until its memory is half used up."""
     global _slot
     _slot, me = number, os.getpid()
     prompts: OrderedDict[bytes, Any] = OrderedDict()
@@ -199,11 +205,23 @@ def _work(sock: socket.socket, number: int) -> None:
             reply["reward"] = get(name).score(Answer(answer), prompt)
         except BaseException as error:  # sys.exit() and what else a library may raise: none ends the worker
             reply["error"] = describe(error)
+            if isinstance(error, MemoryError):
+                reply["spent"] = True
         if os.getpid() != me:  # the scorer forked, and this is the child
             os._exit(0)
         signal.alarm(0)  # left behind by the scorer
         reply["seconds"] = time.perf_counter() - start
+        if memory and _peak() > memory / 2:  # what a library keeps would leave ever less to the answers to come
+            reply["spent"] = True
         sock.sendall(json.dumps(reply).encode() + b"\n")
+        if "spent" in reply:
+            return
+
+
+def _peak() -> int:
+    """Bytes of memory this process has held at most."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def remember(known: OrderedDict[bytes, Any], key: bytes, value: Any) -> Any:

@@ -7,12 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from pathlib import Path
 from typing import Any
 
 from brorl_jax.rewards import registry, service
+
+_kept: list[bytes] = []
 
 
 def _hostile(answer: str, prompt: Any) -> Any:
@@ -42,6 +45,8 @@ def _hostile(answer: str, prompt: Any) -> Any:
             return _hostile(answer, prompt)
         case "memory":
             return float(len(bytearray(1 << 40)))
+        case "grow":
+            _kept.append(b"x" * (int(rest) << 20))
         case "lambda":
             return lambda: 1.0
         case "nan":
@@ -74,10 +79,12 @@ def _hostile(answer: str, prompt: Any) -> Any:
         case "slot":
             Path(rest, str(service.slot())).touch()
             time.sleep(0.3)
-        case "jax":
+        case "no":
             return float("jax" not in sys.modules and "jaxlib" not in sys.modules)
-        case "threads":
+        case "one":
             return float(os.environ["OMP_NUM_THREADS"] == "1")
+        case "main":
+            return float(threading.current_thread() is threading.main_thread())
     return plain(answer, prompt)
 
 
