@@ -1,0 +1,69 @@
+"""The experiment's command on a small vocabulary: what it writes, and that its check can fail."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+
+from brorl_jax.theory.simulator import AdamW, Record, Setup
+from experiments import simulate
+
+TINY = ["--vocab", "96", "--correct", "10", "--steps", "4", "--seeds", "2"]
+
+
+def table(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_figure_and_its_numbers(tmp_path, capsys):
+    assert simulate.main([*TINY, "--n", "2", "8", "--out", str(tmp_path)]) == 0
+    rows = table(tmp_path / "figure3.csv")
+    assert len(rows) == 2 * 2 * 2  # N, seeds, steps 0 and 4
+    assert {(r["n"], r["seed"], r["step"]) for r in rows} == {
+        (n, s, t) for n in ("2", "8") for s in ("0", "1") for t in ("0", "4")
+    }
+    assert rows[0]["eps"] == "1e-08" and rows[0]["weight_decay"] == "0.01"
+    assert (tmp_path / "figure3.png").read_bytes().startswith(b"\x89PNG")
+    assert "no reference values" in capsys.readouterr().out
+
+
+def test_fgrpo_keeps_mass_and_uses_its_rate(tmp_path):
+    assert simulate.main([*TINY, "--fgrpo", "--n", "2", "4", "--out", str(tmp_path)]) == 0
+    rows = table(tmp_path / "fgrpo.csv")
+    assert {r["lr"] for r in rows} == {"0.01"}
+    assert all(0 <= float(r["retained"]) <= 1 for r in rows)
+
+
+def test_sweep_changes_one_thing_at_a_time():
+    base = Setup(n=1)
+    cases = simulate.sweep_cases(base)
+    for panel, setup, adamw in cases:
+        others = [name for name in ("lr", "eps", "weight_decay") if name != panel]
+        assert all(getattr(adamw, name) == getattr(AdamW(), name) for name in others)
+        assert (setup.reading == "distinct") == (panel == "reading")
+        assert setup.seeded == (panel != "start")
+    assert {c.setup.n for c in cases if c.panel == "n"} >= {64, 512, 8192, 51_200}
+
+
+def fake(q_pos: float, improved: float) -> Record:
+    ones = np.ones((2, 1))
+    return Record(ones, q_pos * ones, improved * ones, -1e-6 * ones, ones, ones)
+
+
+@pytest.mark.parametrize(
+    ("q_pos", "improved", "missed"), [(0.6013, 0.115, False), (0.6031, 0.112, True), (0.601, 0.13, True)]
+)
+def test_check_fails_where_a_reference_is_missed(q_pos, improved, missed):
+    (line,) = simulate.check([simulate.Case("figure", Setup(n=4))], [fake(q_pos, improved)])
+    assert line.endswith("MISSED") == missed
+
+
+@pytest.mark.slow
+def test_reference_values_at_full_size():
+    """The three cheapest N of the figure, one seed; the command checks all five over four seeds."""
+    cases = simulate.figure_cases((4, 16, 512), Setup(n=1, log_every=100))
+    lines = simulate.check(cases, simulate.run(cases, seeds=(0,)))
+    assert len(lines) == 3 and not any(line.endswith("MISSED") for line in lines)

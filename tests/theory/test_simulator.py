@@ -1,0 +1,225 @@
+"""The simulator against a NumPy loop in float64, optax with autodiff, closed forms and counting statistics."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from brorl_jax.theory import mass_balance, simulator
+from brorl_jax.theory.precision import float64
+from brorl_jax.theory.simulator import AdamW, Setup
+
+SMALL = Setup(n=12, vocab=50, correct=9, steps=20, log_every=10)
+FULL = Setup(n=512)
+
+
+def softmax(z: np.ndarray) -> np.ndarray:
+    p = np.exp(z - z.max())
+    return p / p.sum()
+
+
+def start_logits(setup: Setup) -> np.ndarray:
+    z = np.where(np.arange(setup.vocab) < setup.correct, 3.0, 0.0)
+    z[0] = 5.0
+    return z
+
+
+class NumpyLoop:
+    """The experiment as the paper words it, on logits, in float64."""
+
+    def __init__(self, setup: Setup, adamw: AdamW) -> None:
+        self.setup, self.adamw = setup, adamw
+        self.z = start_logits(setup)
+        self.p0 = softmax(self.z)
+        self.rewards = np.where(np.arange(setup.vocab) < setup.correct, 1.0, -1.0)
+        self.m, self.v, self.t = np.zeros_like(self.z), np.zeros_like(self.z), 0
+
+    def step(self, counts: np.ndarray) -> None:
+        a, n, p = self.adamw, counts.sum(), softmax(self.z)
+        centred = self.rewards - (counts * self.rewards).sum() / n
+        weight = centred * (counts if self.setup.reading == "multiplicity" else counts > 0)
+        g = -p * (weight - weight @ p) / n
+        self.t += 1
+        self.m = a.b1 * self.m + (1 - a.b1) * g
+        self.v = a.b2 * self.v + (1 - a.b2) * g * g
+        m, v = self.m / (1 - a.b1**self.t), self.v / (1 - a.b2**self.t)
+        self.z = self.z * (1 - a.lr * a.weight_decay) - a.lr * m / (np.sqrt(v) + a.eps)
+
+    def figures(self) -> dict[str, float]:
+        p = softmax(self.z)
+        change = (p - self.p0)[: self.setup.correct]
+        return {
+            "q_pos": p[: self.setup.correct].sum(),
+            "improved": (change > 0).mean(),
+            "worst_drop": change.min(),
+            "retained": 1 - np.maximum(-change, 0).sum() / self.p0[: self.setup.correct].sum(),
+            "entropy": -(p * np.log(p)).sum(),
+        }
+
+
+def drawn(setup: Setup, seed: int, p: np.ndarray) -> np.ndarray:
+    return np.bincount(np.random.default_rng(seed).choice(p.size, setup.n, p=p), minlength=p.size)
+
+
+def together(setup: Setup, adamw: AdamW, steps: int) -> tuple[NumpyLoop, simulator.Record, np.ndarray]:
+    """``steps`` updates on the same draws, the loop's: the loop, our record in the precision in force, our ``d``."""
+    loop = NumpyLoop(setup, adamw)
+    begin = simulator.start(setup)
+    state = simulator.initial(begin)
+    pad = begin.p.size - setup.vocab
+
+    @jax.jit
+    def advance(state, counts):
+        return simulator.update(state, simulator.probabilities(begin, state.d), counts, begin, adamw, setup.reading)
+
+    for seed in range(steps):
+        counts = drawn(setup, seed, softmax(loop.z))
+        loop.step(counts)
+        state = advance(state, jnp.asarray(np.pad(counts, (0, pad)), jnp.int32))
+    record = jax.jit(simulator.measure, static_argnums=2)(state, begin, setup.correct)
+    return loop, jax.tree.map(np.asarray, record), np.asarray(state.d)[: setup.vocab]
+
+
+@pytest.mark.parametrize("reading", mass_balance.READINGS)
+def test_float64_is_the_numpy_loop(reading):
+    setup = Setup(n=12, vocab=50, correct=9, reading=reading)
+    with jax.enable_x64(True):
+        loop, record, d = together(setup, AdamW(weight_decay=0.1, eps=1e-7), steps=40)
+    np.testing.assert_allclose(d, loop.z - start_logits(setup), rtol=1e-9, atol=1e-13)
+    for name, want in loop.figures().items():
+        np.testing.assert_allclose(getattr(record, name), want, rtol=1e-9, err_msg=name)
+
+
+def compare_float32(steps: int) -> None:
+    loop, record, d = together(FULL, AdamW(), steps)
+    moved = loop.z - start_logits(FULL)
+    assert record.q_pos.dtype == np.float32
+    np.testing.assert_allclose(d, moved, rtol=2e-4, atol=2e-5 * np.abs(moved).max())
+    want = loop.figures()
+    gained = want["q_pos"] - loop.p0[: FULL.correct].sum()
+    assert record.q_pos - loop.p0[: FULL.correct].sum() == pytest.approx(gained, rel=1e-3, abs=1e-6)
+    assert record.improved == pytest.approx(want["improved"], abs=5e-4)
+    assert record.worst_drop == pytest.approx(want["worst_drop"], rel=1e-3)
+    assert record.retained == pytest.approx(want["retained"], abs=1e-6)
+    assert record.entropy == pytest.approx(want["entropy"], rel=1e-6)
+
+
+def test_float32_is_enough_at_full_size():
+    """128,000 tokens: gradients near p^2 = 4e-9 under an eps of 1e-8, logits near 3 that move by 1e-5 a step."""
+    compare_float32(steps=25)
+
+
+@pytest.mark.slow
+def test_float32_is_enough_over_the_whole_run():
+    compare_float32(steps=1000)
+
+
+def test_update_is_optax_adamw_on_the_autodiff_gradient():
+    setup, adamw = SMALL, AdamW(lr=0.02, b1=0.8, b2=0.95, eps=1e-6, weight_decay=0.3)
+    with jax.enable_x64(True):
+        begin = simulator.start(setup)
+        optimiser = optax.adamw(0.02, b1=0.8, b2=0.95, eps=1e-6, weight_decay=0.3)
+        z = begin.z[: setup.vocab]
+        theirs, ours = optimiser.init(z), simulator.initial(begin)
+        pad = begin.p.size - setup.vocab
+        for seed in range(8):
+            draws = np.random.default_rng(seed).choice(setup.vocab, setup.n, p=np.asarray(jax.nn.softmax(z)))
+            reward = np.where(draws < setup.correct, 1.0, -1.0)
+
+            def loss(z, draws=draws, reward=reward):
+                return -jnp.mean(jnp.asarray(reward - reward.mean()) * jax.nn.softmax(z)[draws])
+
+            updates, theirs = optimiser.update(jax.grad(loss)(z), theirs, z)
+            z = optax.apply_updates(z, updates)
+            counts = jnp.asarray(np.bincount(draws, minlength=setup.vocab + pad))
+            ours = simulator.update(ours, simulator.probabilities(begin, ours.d), counts, begin, adamw, "multiplicity")
+        np.testing.assert_allclose((begin.z + ours.d)[: setup.vocab], z, rtol=1e-12, atol=1e-14)
+
+
+def test_the_start_is_the_figures():
+    record = simulator.simulate(Setup(n=4, steps=1, log_every=1))
+    e3, e5 = np.exp(3), np.exp(5)
+    assert record.q_pos[0, 0] == pytest.approx((9999 * e3 + e5) / (9999 * e3 + e5 + 118_000), abs=1e-6)  # 0.630
+    assert (record.improved[0, 0], record.worst_drop[0, 0], record.retained[0, 0]) == (0, 0, 1)
+    flat = simulator.simulate(Setup(n=4, seeded=False, steps=1, log_every=1))
+    assert flat.q_pos[0, 0] == pytest.approx(10 / 128, abs=1e-6)
+    assert flat.entropy[0, 0] == pytest.approx(np.log(128_000), rel=1e-6)
+    np.testing.assert_array_equal(flat.step[0], [0, 1])
+
+
+def test_draws_follow_the_weights():
+    rng = np.random.default_rng(0)
+    weights = rng.dirichlet(np.full(64, 0.3)).astype(np.float32)
+    weights[[0, 15, 16, 40, 63]] = 0.0  # at the edges of blocks
+    weights[32:48] = 0.0  # a whole block
+    n = 200_000
+    counts = np.asarray(simulator.draw(jax.random.key(1), jnp.asarray(weights), n))
+    assert counts.sum() == n and counts[weights == 0].sum() == 0
+    p = weights / weights.sum(dtype=np.float64)
+    sigma = np.sqrt(n * p * (1 - p))
+    assert (np.abs(counts - n * p) <= 4.5 * sigma + 1e-9).all()
+
+
+def test_draws_of_a_step_are_independent():
+    """Variance of a token's count and covariance of two, one block or two: the multinomial's."""
+    weights = jnp.asarray(np.repeat([0.02, 0.05, 0.055], [16, 8, 5]).tolist() + [0.005] * 3, jnp.float32)
+    p = np.asarray(weights / weights.sum(), np.float64)
+    keys = jax.random.split(jax.random.key(2), 4000)
+    counts = np.asarray(jax.vmap(lambda key: simulator.draw(key, weights, 50))(keys), np.float64)
+    centred = counts - 50 * p
+    for i, j in ((0, 0), (20, 20), (0, 1), (0, 20), (16, 24), (31, 31)):
+        products = centred[:, i] * centred[:, j]
+        want = 50 * (p[i] * (i == j) - p[i] * p[j])
+        assert abs(products.mean() - want) < 4.5 * products.std() / np.sqrt(len(products))
+
+
+def test_full_size_draws_reach_the_rare_tokens():
+    """51,200 draws: correct ones in number, and the share of incorrect tokens never drawn, (1-p)^N, as they should."""
+    begin = simulator.start(FULL)
+    counts = np.asarray(simulator.draw(jax.random.key(3), begin.p, 51_200))
+    q = float(begin.p[:10_000].sum())
+    assert abs(counts[:10_000].sum() - 51_200 * q) < 4 * np.sqrt(51_200 * q * (1 - q))
+    never = (1 - float(begin.p[-1])) ** 51_200
+    got = (counts[10_000:] == 0).mean()
+    assert abs(got - never) < 4 * np.sqrt(never * (1 - never) / 118_000)
+    halves = (counts[10_000:69_000].sum(), counts[69_000:].sum())  # equal weights, however far along the sum
+    assert abs(halves[0] - halves[1]) < 4 * np.sqrt(sum(halves))
+
+
+def test_a_seed_is_the_same_alone_or_in_company():
+    many = simulator.simulate(SMALL, seeds=(3, 5, 7))
+    alone = simulator.simulate(SMALL, seeds=(5,))
+    for a, b in zip(many, alone, strict=True):
+        np.testing.assert_allclose(a[1], b[0], rtol=1e-5, atol=1e-6)
+    assert np.ptp(many.q_pos[:, -1]) > 0
+    np.testing.assert_array_equal(many.step[0], [0, 10, 20])
+
+
+def test_simulate_in_float64():
+    record = float64(simulator.simulate)(SMALL, AdamW(), (0,))
+    assert record.q_pos.dtype == np.float64 and record.q_pos[0, -1] != record.q_pos[0, 0]
+
+
+def test_mass_kept_without_updates():
+    """A rate of 0 moves nothing, whatever was drawn."""
+    record = simulator.simulate(SMALL, AdamW(lr=0.0), seeds=(0, 1))
+    np.testing.assert_array_equal(record.improved, 0)
+    np.testing.assert_array_equal(record.worst_drop, 0)
+    np.testing.assert_array_equal(record.retained, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"n": 0}, "n must be >= 1 draw per step, got 0"),
+        ({"correct": 50}, "got 50 of 50 tokens"),
+        ({"log_every": 7}, "log_every = 7 must divide steps = 20"),
+        ({"reading": "bag"}, "unknown reading 'bag'"),
+    ],
+)
+def test_setups_that_mean_nothing_are_refused(change, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        Setup(**{"n": 4, "vocab": 50, "correct": 9, "steps": 20, "log_every": 10} | change)
