@@ -181,9 +181,25 @@ def metrics(collected: Collected) -> dict[str, float]:
         }
     if scored:
         out["reward/mean"] = float(np.mean([s.reward for s in scored]))
-        for source in sorted({g.prompt.source for g in groups}):
-            rewards = [s.reward for g in groups if g.prompt.source == source for s in g.scored]
-            out[f"reward/{source}"] = float(np.mean(rewards)) if rewards else float("nan")
+    return out | _by_source(collected)
+
+
+def _by_source(collected: Collected) -> dict[str, float]:
+    """The same for every source that gave prompts to the step or to what it trains on."""
+    out: dict[str, float] = {}
+    for source in sorted({g.prompt.source for g in [*collected.kept, *(g for g, _ in collected.judged)]}):
+        judged = [(g, verdict) for g, verdict in collected.judged if g.prompt.source == source]
+        trained = sum(g.prompt.source == source for g in collected.kept)
+        out[f"source/{source}/groups"] = len(judged)  # generated
+        out[f"source/{source}/trained"] = trained / max(1, len(collected.kept))  # of the groups trained, how many
+        if not judged:
+            continue
+        rewards = [s.reward for g, _ in judged for s in g.scored]
+        if rewards:
+            out[f"source/{source}/reward"] = float(np.mean(rewards))
+            out[f"source/{source}/right"] = float(np.mean([r >= 1.0 for r in rewards]))
+        out[f"source/{source}/kept"] = sum(verdict == KEPT for _, verdict in judged) / len(judged)
+        out[f"source/{source}/length"] = float(np.mean([len(s.tokens) for g, _ in judged for s in g.samples]))
     return out
 
 

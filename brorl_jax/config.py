@@ -54,6 +54,7 @@ _TABLE: dict[str, Any] = {
 SOURCE_KINDS: dict[str, dict[str, Any]] = {
     # registered task, its parameters, number of items; item i is made from seed + i
     "reasoning_gym": {"task": "", "params": {}, "size": 1_000_000, "seed": 0},
+    "prepared": {"path": "", "start": 0, "size": 0},  # directory or file that brorl_jax.data.prepare wrote
     "jsonl": _TABLE,
     "huggingface": {**_TABLE, "name": "", "split": "train", "revision": ""},
 }

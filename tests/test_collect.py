@@ -206,11 +206,34 @@ def test_metrics_by_hand():
         "length/max": 4,
         "length/truncated_rate": 1 / 8,
         "reward/mean": (1 + 0 + CONSTANT + 1) / 4,
-        "reward/a": (1 + CONSTANT) / 3,
-        "reward/b": 1.0,
     }
     assert {k: m[k] for k in expected} == pytest.approx(expected)
+    by_source = {
+        "source/a/groups": 1,
+        "source/a/trained": 1.0,
+        "source/a/reward": (1 + CONSTANT) / 3,
+        "source/a/right": 1 / 3,
+        "source/a/kept": 1.0,
+        "source/a/length": 8 / 4,
+        "source/b/groups": 1,
+        "source/b/trained": 0.0,
+        "source/b/reward": 1.0,
+        "source/b/right": 1.0,
+        "source/b/kept": 0.0,
+        "source/b/length": 2 / 4,
+    }
+    assert {k: v for k, v in m.items() if k.startswith("source/")} == pytest.approx(by_source)
     assert collect.explain(m) == "1 groups kept of 2 generated in 2 rounds (1 too_few_valid)"
+
+
+def test_metrics_of_a_source_that_only_gave_carried_groups():
+    carried, new = group(MIXED, 0, "a"), group(MIXED, 1, "b")
+    m = collect.metrics(collect.Collected([carried, new], [], [(new, KEPT)], 1, False))
+    assert {k: v for k, v in m.items() if k.startswith("source/a/")} == {"source/a/groups": 0, "source/a/trained": 0.5}
+    assert (m["source/b/groups"], m["source/b/trained"], m["source/b/kept"]) == (1, 0.5, 1.0)
+    broken = group(BROKEN, 2, "c")
+    m = collect.metrics(collect.Collected([], [], [(broken, "too_few_valid")], 1, True))
+    assert "source/c/reward" not in m and "source/c/right" not in m and m["source/c/kept"] == 0
 
 
 class Tokens:

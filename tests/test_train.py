@@ -62,7 +62,9 @@ def same_metrics(ours, theirs):
 # As README and report know them; a loss with clipping and a run with KL fill all of them.
 EVERY_STEP = words(
     """
-    reward/mean reward/shaped reward/small
+    reward/mean reward/shaped
+    source/small/groups source/small/trained source/small/reward source/small/right source/small/kept
+    source/small/length
     groups/generated groups/kept groups/pass_rate groups/all_zero groups/all_one groups/all_equal groups/too_few_valid
     groups/informative groups/trained groups/carried_in groups/carried groups/rounds groups/starved
     samples/generated samples/trained samples/truncated samples/aborted samples/grader_error samples/duplicate_rate

@@ -3,8 +3,8 @@
 A source is described by a mapping (a ``ConfigDict`` of ``config.data``). Every kind reads the common fields
 
 ========== ========= =====================================================================================
-kind       required  ``reasoning_gym``, ``jsonl`` or ``huggingface``
-verifier   ""        ``<scorer>[:<answer format>]``, see :mod:`brorl_jax.rewards`; "" is the kind's default
+kind       required  ``prepared``, ``reasoning_gym``, ``jsonl`` or ``huggingface``
+verifier   ""        ``<scorer>[:<answer format>]``, see :mod:`brorl_jax.rewards`; "" is the row's own, or the kind's
 weight     1.0       share of the training mixture, relative to the other sources
 prompt     {question} what the user says; ``{question}`` stands for the question, everything else is literal
 ========== ========= =====================================================================================
@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import gzip
 import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from brorl_jax import rewards
+from brorl_jax.data import files
 from brorl_jax.rewards import reasoning_gym
 
 _COMMON: dict[str, Any] = {"kind": "", "verifier": "", "weight": 1.0, "prompt": "{question}"}
@@ -36,22 +35,32 @@ class Record:
 
     Attributes:
         key: Stable within the source, for every run that uses the same data.
-        question: Without template.
+        question: What the user says last, without the source's template.
         gold: Reference answer; may be empty where the verifier needs none.
-        meta: What the verifier needs besides (JSON-serialisable).
+        meta: What the verifier needs besides (JSON-serialisable). ``meta["question"]`` is the bare question where
+            ``question`` holds instructions, too.
+        verifier: Of this record; "" leaves it to the source.
+        history: Messages before the question, ``{"role": ..., "content": ...}`` each.
     """
 
     key: str
     question: str
     gold: str
     meta: dict[str, Any] = dataclasses.field(default_factory=dict)
+    verifier: str = ""
+    history: tuple[Mapping[str, str], ...] = ()
+
+    @property
+    def bare(self) -> str:
+        """The question without any instruction: what makes two records the same question."""
+        return self.meta.get("question", self.question)
 
 
 class Source(Protocol):
     """An indexable sequence of records; ``source[i]`` is a pure function of the configuration and ``i``.
 
     Attributes:
-        default_verifier: Used where the configuration names none.
+        default_verifier: Used where neither the configuration nor the record names one; "" if every record does.
         lazy: Records are made on access and there may be very many: they are filtered on access, not at load.
         dropped: Rows left out at load, by reason.
     """
@@ -99,7 +108,8 @@ def check(name: str, config: Mapping[str, Any]) -> None:
     if prompt.count("{question}") != 1:
         raise ValueError(f"data source {name!r}: prompt must contain {{question}} exactly once, got {prompt!r}")
     try:
-        rewards.get(config.get("verifier") or cls.default_verifier)
+        if verifier := config.get("verifier") or cls.default_verifier:
+            rewards.get(verifier)
         if hasattr(cls, "check"):
             cls.check(own)
     except ValueError as error:
@@ -123,9 +133,9 @@ def load(name: str, config: Mapping[str, Any]) -> Source:
     return source
 
 
-def verifier_name(config: Mapping[str, Any]) -> str:
-    """The full name of the verifier that scores this source's answers."""
-    return rewards.get(config.get("verifier") or _KINDS[config["kind"]].default_verifier).name
+def verifier_name(config: Mapping[str, Any], record: Record) -> str:
+    """The full name of the verifier that scores answers to a record of the source that ``config`` describes."""
+    return rewards.get(config.get("verifier") or record.verifier or _KINDS[config["kind"]].default_verifier).name
 
 
 def _own_fields(name: str, config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -295,24 +305,47 @@ class JsonLines(_Table):
     path: str = dataclasses.field(kw_only=True)
 
     def rows(self) -> Sequence[Mapping[str, Any]]:
-        path = Path(self.path).expanduser()
-        if not path.is_file():
-            raise ValueError(f"no file {self.path!r} (looked in {path.absolute().parent})")
-        try:
-            raw = path.read_bytes()
-            text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
-        except (gzip.BadGzipFile, UnicodeDecodeError) as error:
-            raise ValueError(f"{self.path}: {error}") from error
-        if text.lstrip().startswith("["):
-            return json.loads(text)
-        rows = []
-        for number, line in enumerate(text.split("\n"), 1):  # not splitlines: U+2028 is legal inside JSON
-            if line.strip():
-                try:
-                    rows.append(json.loads(line))
-                except json.JSONDecodeError as error:
-                    raise ValueError(f"{self.path}, line {number}: {error}") from error
-        return rows
+        return files.read_rows(self.path)
+
+
+@register("prepared")
+@dataclasses.dataclass
+class Prepared:
+    """What ``python -m brorl_jax.data.prepare`` wrote: every row brings its prompt, verifier and gold with it.
+
+    Attributes:
+        path: The directory, or its data file, relative to the working directory.
+        start: First row to use.
+        size: Number of rows to use from there on; 0 is all.
+    """
+
+    path: str
+    start: int = 0
+    size: int = 0
+
+    default_verifier: ClassVar[str] = ""
+    lazy: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        rows = files.read_prepared(self.path)
+        self.dropped: dict[str, int] = {}
+        self._records = [_prepared_record(row) for row in rows[self.start :][: self.size or None]]
+        for name in {record.verifier for record in self._records}:
+            rewards.get(name)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> Record:
+        return self._records[index]
+
+    def content_hash(self) -> str:
+        return _hash_records(self._records)
+
+
+def _prepared_record(row: Mapping[str, Any]) -> Record:
+    *history, last = row.get("messages") or [{"role": "user", "content": row["prompt"]}]
+    return Record(row["id"], last["content"], row["gold"], row["meta"], row["verifier"], tuple(history))
 
 
 @register("huggingface")
@@ -326,17 +359,7 @@ class HuggingFace(_Table):
     revision: str = ""
 
     def rows(self) -> Sequence[Mapping[str, Any]]:
-        try:
-            import datasets  # pyright: ignore[reportMissingImports]  # optional
-        except ImportError as error:
-            raise ValueError("kind 'huggingface' needs the datasets library: pip install datasets") from error
-        try:
-            return datasets.load_dataset(self.path, self.name or None, split=self.split, revision=self.revision or None)
-        except Exception as error:  # hub, file and parser errors have no common base
-            raise ValueError(
-                f"can't load {self.path!r}, split {self.split!r} ({type(error).__name__}: {error}). Without a network, "
-                "save the data set as JSON lines and use kind 'jsonl'."
-            ) from error
+        return files.read_hub(self.path, self.name, self.split, self.revision)
 
 
 def _column(row: Mapping[str, Any], name: str, index: int) -> Any:
@@ -378,5 +401,6 @@ def _gold(answer: Any, extract: str) -> str:
 def _hash_records(records: Iterator[Record] | Sequence[Record]) -> str:
     digest = hashlib.sha256()
     for r in records:
-        digest.update(json.dumps([r.key, r.question, r.gold]).encode())
+        fields = [r.key, r.question, r.gold, r.meta, r.verifier, r.history]
+        digest.update(json.dumps(fields, sort_keys=True).encode())
     return digest.hexdigest()[:16]

@@ -1,13 +1,15 @@
 """Prompts for training, evaluation and warm start: pure functions of (configuration, seed, position).
 
-Every source is shuffled anew each epoch by Grain, repeated, and the sources are mixed by weight. A position in the
-mixture is an index, so a resume needs one number. Prompts that are too long or held out for evaluation are holes:
+Every source is a Grain data set, shuffled anew each epoch and repeated; :mod:`brorl_jax.data.mixture` says which one is
+next. A position in a source is an index, so a resume needs two numbers per source: prompts taken, and that index.
+Prompts that are too long or held out for evaluation are holes:
 
 * tables are filtered when they are loaded, so their epochs have no holes;
 * procedural sources, which may have 10^9 items, are filtered on access. The same positions are holes in every run, and
-  :meth:`PromptStream.take` passes over them.
+  :meth:`PromptStream.take` passes over them; they don't count as the source's turn.
 
-Either way each remaining prompt comes exactly once per epoch of its source, however often a run is killed.
+Either way each remaining prompt comes exactly once per epoch of its source, however often a run is killed, and every
+source is within one prompt of its share.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ import numpy as np
 
 from brorl_jax import rewards
 from brorl_jax.data import sources as sources_lib
+from brorl_jax.data.mixture import Turns
 from brorl_jax.data.sources import Record, Source
 from brorl_jax.data.tokenizer import Tokenizer
 from brorl_jax.types import Prompt
 
-_ORDER = "grain-1"  # the order of prompts for a seed; change it when the pipeline changes
+_ORDER = "grain-2"  # the order of prompts for a seed; change it when the pipeline changes
 _MAX_HOLES = 20_000
 _NO_EXCLUSIONS: frozenset[str] = frozenset()
 
@@ -57,18 +60,18 @@ class _Maker:
         self.source: Source = sources_lib.load(name, config)
         self.dropped: dict[str, int] = {"too_long": 0, "held_out": 0, **self.source.dropped}
         self.config: Mapping[str, Any] = config
-        self._verifier = sources_lib.verifier_name(config)
         self._template: str = config.get("prompt", "{question}")
         self._tokenizer, self._max, self._system, self._exclude = tokenizer, max_prompt_tokens, system_prompt, exclude
 
     def make(self, record: Record) -> Prompt | None:
         """The prompt, or None (counted in ``dropped``) if it is held out or longer than the limit."""
-        if self._exclude and question_hash(record.question) in self._exclude:
+        if self._exclude and question_hash(record.bare) in self._exclude:
             self.dropped["held_out"] += 1
             return None
-        system = [{"role": "system", "content": self._system}] if self._system else []
+        own_system = any(message["role"] == "system" for message in record.history)
+        system = [{"role": "system", "content": self._system}] if self._system and not own_system else []
         user = {"role": "user", "content": self._template.replace("{question}", record.question)}
-        tokens, text = self._tokenizer.encode_prompt([*system, user])
+        tokens, text = self._tokenizer.encode_prompt([*system, *record.history, user])
         if len(tokens) > self._max:
             self.dropped["too_long"] += 1
             return None
@@ -77,9 +80,9 @@ class _Maker:
             tokens=tokens,
             text=text,
             gold=record.gold,
-            verifier=self._verifier,
+            verifier=sources_lib.verifier_name(self.config, record),
             source=self.name,
-            meta={"question": record.question, **record.meta},
+            meta={"question": record.bare, **record.meta},
         )
 
     def describe(self) -> dict[str, str]:
@@ -87,7 +90,7 @@ class _Maker:
         return {
             f"source {self.name}: weight": str(float(self.config.get("weight", 1.0))),
             f"source {self.name}: prompt": self._template,
-            f"source {self.name}: verifier": self._verifier,
+            f"source {self.name}: verifier": sources_lib.verifier_name(self.config, self.source[0]),
             f"source {self.name}: size": str(len(self.source)),
             f"source {self.name}: content": self.source.content_hash(),
         }
@@ -101,7 +104,7 @@ class PromptStream:
         tokenizer: Of the model that is trained.
         seed: Of the order; other seeds give unrelated orders.
         max_prompt_tokens: Longer prompts never reach the engine.
-        system_prompt: Put before every question; "" for none.
+        system_prompt: Put before every question that brings no system message of its own; "" for none.
         exclude: Hashes of questions that must not be trained on, see :func:`exclusions`.
 
     Attributes:
@@ -130,7 +133,8 @@ class PromptStream:
         ]
         self.dropped = {m.name: m.dropped for m in makers}
         self._max = max_prompt_tokens
-        self._position = 0
+        self._turns = Turns({m.name: m.config.get("weight", 1.0) for m in makers})
+        self._positions = {m.name: 0 for m in makers}
         self._parts = {
             "order": _ORDER,
             "seed": str(seed),
@@ -140,32 +144,32 @@ class PromptStream:
             "held-out questions": _digest(sorted(exclude)),
             **{key: value for m in makers for key, value in m.describe().items()},
         }
-        self._mixture = _mixture(makers, seed)
+        self._orders = {m.name: _order(m, seed) for m in makers}
 
     def take(self, n: int) -> list[Prompt]:
         """The next ``n`` prompts.
 
         Raises:
-            ValueError: nearly every prompt is dropped, so that the wait would be endless.
+            ValueError: nearly every prompt of a source is dropped, so that the wait would be endless.
         """
-        prompts: list[Prompt] = []
-        holes = 0
-        while len(prompts) < n:
-            prompt = self._mixture[self._position]
-            self._position += 1
+        return [self._next(self._turns.next()) for _ in range(n)]
+
+    def _next(self, name: str) -> Prompt:
+        order = self._orders[name]
+        for _ in range(_MAX_HOLES):
+            prompt = order[self._positions[name]]
+            self._positions[name] += 1
             if prompt is not None:
-                prompts.append(prompt)
-                holes = 0
-            elif (holes := holes + 1) >= _MAX_HOLES:
-                raise ValueError(
-                    f"the last {holes} training prompts were all dropped ({self.dropped}): raise "
-                    f"data.max_prompt_tokens (now {self._max}), hold fewer questions out, or widen the task"
-                )
-        return prompts
+                return prompt
+        raise ValueError(
+            f"the last {_MAX_HOLES} prompts of data source {name!r} were all dropped ({self.dropped[name]}): raise "
+            f"data.max_prompt_tokens (now {self._max}), hold fewer questions out, or widen the task"
+        )
 
     def state(self) -> dict[str, Any]:
-        """JSON-serialisable: the position after the last prompt taken and what the order depends on."""
-        return {"position": self._position, "fingerprint": self.fingerprint(), "depends_on": dict(self._parts)}
+        """JSON-serialisable: how far each source has been read, and what the order depends on."""
+        read = {"taken": dict(self._turns.taken), "positions": dict(self._positions)}
+        return {**read, "fingerprint": self.fingerprint(), "depends_on": dict(self._parts)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues where ``state`` was taken.
@@ -185,7 +189,8 @@ class PromptStream:
                 + "\n".join(changed)
                 + "\nRestore the old settings, or start in a new workdir."
             )
-        self._position = int(state["position"])
+        self._turns.taken = dict(state["taken"])
+        self._positions = dict(state["positions"])
 
     def fingerprint(self) -> str:
         """Hash of all that determines which prompt stands at which position."""
@@ -246,7 +251,7 @@ def held_out(
         if len(chosen) >= limit:
             break
         record = maker.source[index]
-        identity = question_hash(record.question)
+        identity = question_hash(record.bare)
         if identity not in chosen and (prompt := maker.make(record)) is not None:
             chosen[identity] = (index, prompt)
     if not chosen:
@@ -260,9 +265,9 @@ def sample_texts(sources: Mapping[str, Mapping[str, Any]], n: int) -> list[str]:
     for name in sorted(sources):
         config = sources[name]
         source = sources_lib.load(name, config)
-        verifier = rewards.get(sources_lib.verifier_name(config))
         for index in range(min(n, len(source))):
             record = source[index]
+            verifier = rewards.get(sources_lib.verifier_name(config, record))
             texts.append(config.get("prompt", "{question}").replace("{question}", record.question))
             prompt = Prompt(record.key, np.zeros(1, np.int32), "", record.gold, verifier.name, name, record.meta)
             if (response := verifier.render(prompt)) is not None:
@@ -270,14 +275,13 @@ def sample_texts(sources: Mapping[str, Mapping[str, Any]], n: int) -> list[str]:
     return texts
 
 
-def _mixture(makers: list[_Maker], seed: int) -> Any:
+def _order(maker: _Maker, seed: int) -> Any:
+    return _prompts(maker).seed(_source_seed(seed, maker.name)).shuffle().repeat()
+
+
+def _prompts(maker: _Maker) -> Any:
     import grain  # takes seconds
 
-    shuffled = [_prompts(m, grain).seed(_source_seed(seed, m.name)).shuffle().repeat() for m in makers]
-    return grain.MapDataset.mix(shuffled, weights=[float(m.config.get("weight", 1.0)) for m in makers])
-
-
-def _prompts(maker: _Maker, grain: Any) -> Any:
     if maker.source.lazy:
         return grain.MapDataset.range(len(maker.source)).map(lambda i: maker.make(maker.source[i]))
     kept = [p for i in range(len(maker.source)) if (p := maker.make(maker.source[i])) is not None]

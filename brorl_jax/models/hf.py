@@ -21,7 +21,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from brorl_jax.models import atomic
+from brorl_jax import atomic
 from brorl_jax.models.config import ModelConfig, UnsupportedModel
 from brorl_jax.models.transformer import Params, shapes
 

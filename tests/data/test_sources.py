@@ -1,6 +1,7 @@
 """Sources: what the rows become."""
 
 import gzip
+import hashlib
 import json
 import re
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from brorl_jax import rewards
 from brorl_jax.data import sources
+from brorl_jax.data.stream import PromptStream, exclusions
 from brorl_jax.types import Prompt
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -80,7 +82,7 @@ def test_start_and_size_cut_a_file(table):
 def test_descriptions_are_checked_before_anything_is_read(table):
     good = table("t", 3)
     for change, message in [
-        ({"kind": "json"}, "unknown kind 'json'; known: huggingface, jsonl, reasoning_gym"),
+        ({"kind": "json"}, "unknown kind 'json'; known: huggingface, jsonl, prepared, reasoning_gym"),
         ({"anwser": "x"}, "no field 'anwser'; did you mean 'answer'"),
         ({"weight": 0.0}, "weight must be positive"),
         ({"prompt": "no place"}, "must contain {question} exactly once"),
@@ -134,6 +136,81 @@ def test_config_dict_is_a_description():
 def test_cheatable_tasks_are_refused_with_the_reason(task):
     with pytest.raises(ValueError, match=rf"data source 'x'.*{task}.*scores"):
         sources.check("x", {"kind": "reasoning_gym", "task": task})
+
+
+PREPARED = [
+    {"id": "a-0", "prompt": "2+2? Box it.", "gold": "4", "verifier": "numeric:boxed", "source": "a", "meta": {"question": "2+2?"}},
+    {
+        "id": "b-7",
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": "Yes?"},
+            {"role": "user", "content": "Say x."},
+        ],
+        "gold": "x",
+        "verifier": "exact:tag",
+        "source": "b",
+        "meta": {"k": [1]},
+    },
+]  # fmt: skip
+
+
+def test_prepared_rows_bring_everything_with_them(tmp_path, tokenizer):
+    source = {"p": {"kind": "prepared", "path": write(tmp_path / "p.jsonl", PREPARED)}}
+    stream = PromptStream(source, tokenizer, seed=0, max_prompt_tokens=400, system_prompt="Ours.")
+    first, second = sorted(stream.take(2), key=lambda p: p.id)
+    assert (first.id, first.gold, first.verifier, first.meta) == ("p/a-0", "4", "numeric:boxed", {"question": "2+2?"})
+    assert (second.id, second.gold, second.verifier) == ("p/b-7", "x", "exact:tag")
+    assert second.meta == {"question": "Say x.", "k": [1]}
+    said = [{"role": "system", "content": "Ours."}, {"role": "user", "content": "2+2? Box it."}]
+    assert first.tokens.tolist() == tokenizer.encode_prompt(said)[0].tolist()
+    assert second.tokens.tolist() == tokenizer.encode_prompt(PREPARED[1]["messages"])[0].tolist()
+    held = exclusions([first])  # by the bare question, whatever instruction stands around it
+    left = PromptStream(source, tokenizer, seed=0, max_prompt_tokens=400, exclude=held)
+    assert {p.id for p in left.take(3)} == {"p/b-7"}
+    forced = {"p": {**source["p"], "verifier": "exact:whole", "start": 1}}
+    assert PromptStream(forced, tokenizer, seed=0, max_prompt_tokens=400).take(1)[0].verifier == "exact:whole"
+
+
+def test_any_change_of_a_prepared_row_changes_the_fingerprint(tmp_path):
+    def content(**change):
+        path = write(tmp_path / "p.jsonl", [{**PREPARED[0], **change}])
+        return sources.load("p", {"kind": "prepared", "path": path}).content_hash()
+
+    changes = [{}, {"id": "a-1"}, {"prompt": "2+3?"}, {"gold": "5"}, {"verifier": "exact:boxed"}, {"meta": {}}]
+    assert len({content(**change) for change in changes}) == len(changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"extra": 1}, "look at extra"),
+        ({"gold": 4}, "gold must be str, got 4"),
+        ({"id": ""}, "id and verifier must not be empty"),
+        ({"id": "a-1"}, "row 2: the id 'a-1' comes twice"),
+        ({"prompt": " "}, "user's and not empty"),
+        ({"verifier": "nmeric"}, "unknown verifier 'nmeric'"),
+    ],
+)
+def test_rows_that_break_the_schema_are_named(tmp_path, change, message):
+    path = write(tmp_path / "p.jsonl", [{**PREPARED[0], "id": "a-1"}, {**PREPARED[0], **change}])
+    with pytest.raises(ValueError, match=re.escape(message)):
+        sources.load("p", {"kind": "prepared", "path": path})
+
+
+def test_a_prepared_directory_must_be_the_one_its_manifest_describes(tmp_path):
+    config = {"kind": "prepared", "path": str(tmp_path)}
+    with pytest.raises(ValueError, match=r"has no manifest\.json"):
+        sources.load("p", config)
+    data = write(tmp_path / "data.jsonl", PREPARED)
+    digest = hashlib.sha256(Path(data).read_bytes()).hexdigest()
+    (tmp_path / "manifest.json").write_text(json.dumps({"sha256": digest}))
+    assert len(sources.load("p", config)) == 2
+    write(tmp_path / "data.jsonl", PREPARED[:1])
+    with pytest.raises(ValueError, match="not the file that its manifest describes"):
+        sources.load("p", config)
+    assert len(sources.load("p", {**config, "path": data})) == 1
 
 
 def test_huggingface_rows(monkeypatch):

@@ -5,12 +5,16 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from fractions import Fraction
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from brorl_jax import rewards
 from brorl_jax.data import stream as stream_lib
+from brorl_jax.data.mixture import Turns
 from brorl_jax.data.stream import PromptStream, exclusions, held_out, question_hash, sample_texts, warmup_pair
 
 ADDITION = {
@@ -86,6 +90,21 @@ def test_order_depends_on_seed_and_not_by_a_shift(make, table):
     assert len(set(epochs)) == 9
 
 
+WEIGHTS = st.one_of(st.integers(1, 50), st.floats(0.01, 100.0))
+
+
+@given(weights=st.lists(WEIGHTS, min_size=1, max_size=9), turns=st.integers(1, 400))
+@settings(max_examples=60, deadline=None)
+def test_every_source_is_within_one_turn_of_its_share_at_any_time(weights, turns):
+    named = {f"s{i}": w for i, w in enumerate(weights)}
+    turn, total = Turns(named), sum(Fraction(str(float(w))) for w in weights)
+    counts = Counter()
+    for k in range(1, turns + 1):
+        counts[turn.next()] += 1
+        assert all(abs(counts[n] - k * Fraction(str(float(w))) / total) < 1 for n, w in named.items())
+    assert turn.taken == {n: counts[n] for n in named}
+
+
 def test_mixture_follows_the_weights_and_each_source_its_epochs(make, table):
     sources = {"a": table("a", 30, weight=3.0), "b": table("b", 10, weight=1.0), "c": table("c", 10, weight=1.0)}
     prompts = make(sources).take(500)
@@ -94,9 +113,44 @@ def test_mixture_follows_the_weights_and_each_source_its_epochs(make, table):
         assert 11 <= sum(p.source == "a" for p in prompts[start : start + 20]) <= 13
     for name, size in (("a", 30), ("b", 10), ("c", 10)):
         own = [p.id for p in prompts if p.source == name]
-        assert set(Counter(own).values()) == {len(own) // size}
+        for epoch in range(len(own) // size):
+            assert len(set(own[epoch * size : (epoch + 1) * size])) == size
     order = {name: [p.id[2:] for p in prompts if p.source == name] for name in "bc"}
     assert order["b"] != order["c"]
+
+
+def test_prompts_that_are_left_out_do_not_count_as_turns(make, table):
+    """A procedural source that loses half its positions still gets its share, here 0.7 to 0.3 (no ratio of Grain's)."""
+    mixed = {**ADDITION, "params": {"min_terms": 2, "max_terms": 5, "min_digits": 1, "max_digits": 1}}
+    stream = make({"rg": {**mixed, "weight": 0.7}, "t": table("t", 7, weight=0.3)}, max_prompt_tokens=17)
+    counts = Counter()
+    for k in range(1, 151):
+        counts[stream.take(1)[0].source] += 1
+        assert abs(counts["rg"] - 0.7 * k) < 1
+    assert stream.dropped["rg"]["too_long"] > 20
+
+
+@given(takes=st.lists(st.integers(0, 13), min_size=1, max_size=8), lost=st.integers(0, 9))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_mixture_resumes_bit_for_bit_wherever_it_is_killed(make, table, takes, lost):
+    sources = {
+        "a": table("a", 7, weight=2.5),
+        "b": table("b", 4, weight=1.0),
+        "rg": {**ADDITION, "size": 9, "weight": 0.7},
+    }
+    straight = make(sources).take(sum(takes))
+    stream, ledger = make(sources), []
+    for n in takes:
+        ledger += stream.take(n)
+        state = stream.state()
+        stream.take(lost)  # in flight when the process is killed
+        stream = killed_and_resumed(lambda: make(sources), state)
+    assert ids(ledger) == ids(straight)
+    assert all(np.array_equal(a.tokens, b.tokens) and a.gold == b.gold for a, b in zip(ledger, straight, strict=True))
+    for name, size in (("a", 7), ("b", 4), ("rg", 9)):
+        own = [p.id for p in ledger if p.source == name]
+        for epoch in range(0, len(own), size):
+            assert len(set(own[epoch : epoch + size])) == len(own[epoch : epoch + size])
 
 
 @pytest.mark.slow
@@ -171,7 +225,7 @@ def test_long_prompts_of_a_procedural_source_are_holes(make, monkeypatch):
     assert ids(resumed.take(len(short) - half)) == short[half:]
     assert sorted(ids(resumed.take(len(short)))) == sorted(short)  # the next epoch has the same prompts
     monkeypatch.setattr(stream_lib, "_MAX_HOLES", 50)
-    with pytest.raises(ValueError, match=r"last 50 training prompts were all dropped.*max_prompt_tokens"):
+    with pytest.raises(ValueError, match=r"last 50 prompts of data source 'rg' were all dropped.*max_prompt_tokens"):
         make({"rg": mixed}, max_prompt_tokens=5).take(1)
 
 
@@ -186,7 +240,7 @@ def test_held_out_questions_never_appear_in_training(make, tokenizer):
     stream = make({"rg": ADDITION}, exclude=exclusions(test))
     assert ids(stream.take(len(kept))) == ids(kept)
     state = stream.state()
-    assert stream.dropped["rg"]["held_out"] > 0 and state["position"] <= 120
+    assert stream.dropped["rg"]["held_out"] > 0 and state["positions"]["rg"] <= 120
 
 
 def test_exclusion_ignores_template_and_white_space(make, table, tokenizer):

@@ -19,7 +19,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from brorl_jax.models import atomic, from_pretrained, hf, resolve, save_pretrained
+from brorl_jax import atomic
+from brorl_jax.models import from_pretrained, hf, resolve, save_pretrained
 from brorl_jax.models.config import UnsupportedModel
 
 CASE = model_cases.CASES["qwen2"]

@@ -82,7 +82,7 @@ def test_loads_without_error_or_network_and_fits(open_page, name, width, scheme)
     assert page.evaluate("window.pwned") is None
     page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.locator(".chart svg").count() == {"one": 16, "two": 16, "new": 0}[name]
+    assert page.locator(".chart svg").count() == {"one": 18, "two": 18, "new": 0}[name]
     assert page.seen == []
 
 
@@ -144,6 +144,16 @@ def test_runs_toggle_axis_and_smoothing_change_the_curves(open_page):
     page.get_by_role("checkbox", name="n16").uncheck()
     assert "No data in the runs shown" in chart.text_content()
     assert page.seen == []
+
+
+def test_every_source_of_a_mixture_has_a_panel_with_two_lines_a_run(open_page):
+    for name, runs in (("one", 1), ("two", 2)):
+        panels = open_page(name).locator("#sources figure")
+        assert panels.count() == 2
+        for panel, source in zip(panels.all(), ("sums", "words"), strict=True):
+            assert source in panel.locator("figcaption").inner_text()
+            assert panel.locator("path.line").count() == 2 * runs
+    assert open_page("new").locator("#sources").count() == 0
 
 
 def test_values_are_read_with_the_keyboard_and_the_pointer(open_page):

@@ -192,6 +192,17 @@ function controls() {
 
 /* ---- curves ---- */
 
+/** One panel per source of a mixture: its reward, and dashed the share of its groups that were kept. */
+function sources() {
+  const names = new Set(RUNS.flatMap((run) => Object.keys(run.metrics)).map((k) => /^source\/(\w+)\/reward$/.exec(k)).filter(Boolean).map((m) => m[1]));
+  if (names.size < 2) return null;
+  const panels = [...names].sort().map((name) => addChart(
+    { title: name, hint: "reward; dashed: share of groups kept", format: format.number, bounds: [0, 1] },
+    () => [["reward", null], ["kept", "5 3"]].flatMap(([what, dash]) => lines([`source/${name}/${what}`]).map((line) => (
+      { ...line, name: RUNS.length > 1 ? `${line.name}, ${what}` : what, dash: dash || line.dash })))));
+  return el("section", { id: "sources" }, el("h2", { text: "Sources" }), el("div", { class: "grid" }, panels));
+}
+
 function anyMetric() {
   const known = new Set(SECTIONS.flatMap(([, specs]) => specs.flatMap((s) => s.keys || [])));
   const keys = [...new Set(RUNS.flatMap((run) => Object.keys(run.metrics)))].filter((k) => k !== "step" && !k.startsWith("x/") && !known.has(k)).sort();
@@ -214,11 +225,12 @@ function curves() {
     addChart({ title: "Supervised loss", hint: "cross-entropy, nats per token, before reinforcement learning", format: format.number, wide: true },
       () => shownRuns().map((run) => ({ ...points(run.warmup, "warmup/loss", "step", view.weight), name: run.name, color: run.color, dash: run.dash })),
       () => ({ axis: AXES[0], weight: view.weight }))));
+  const bySource = sources();
   const other = anyMetric();
   const none = parts.every((p) => !p);
   return el("section", { id: "curves" },
     none ? el("p", { class: "card empty", text: "No training step has finished yet, so there are no curves." }) : controls(),
-    parts, loss, other && el("section", {}, el("div", { class: "grid" }, other)),
+    parts, bySource, loss, other && el("section", {}, el("div", { class: "grid" }, other)),
     !none && missing.length ? el("p", { class: "aside", text: `Not measured in these runs: ${missing.join(", ").toLowerCase()}.` }) : null);
 }
 
