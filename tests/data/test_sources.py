@@ -139,7 +139,14 @@ def test_cheatable_tasks_are_refused_with_the_reason(task):
 
 
 PREPARED = [
-    {"id": "a-0", "prompt": "2+2? Box it.", "gold": "4", "verifier": "numeric:boxed", "source": "a", "meta": {"question": "2+2?"}},
+    {
+        "id": "a-0",
+        "prompt": "2+2? Box it.",
+        "gold": "4",
+        "verifier": "numeric:boxed",
+        "source": "a",
+        "meta": {"question": "2+2?"},
+    },
     {
         "id": "b-7",
         "messages": [
@@ -153,7 +160,7 @@ PREPARED = [
         "source": "b",
         "meta": {"k": [1]},
     },
-]  # fmt: skip
+]
 
 
 def test_prepared_rows_bring_everything_with_them(tmp_path, tokenizer):
