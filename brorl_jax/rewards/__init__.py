@@ -1,6 +1,6 @@
 """Rewards that can be verified: scorers by name, answer formats, grading."""
 
-from brorl_jax.rewards import match, reasoning_gym
+from brorl_jax.rewards import code, match, reasoning_gym
 from brorl_jax.rewards.formats import FORMATS, Format
 from brorl_jax.rewards.grading import grade, self_test
 from brorl_jax.rewards.registry import Answer, Verifier, get, load_plugins, names, register
@@ -13,6 +13,7 @@ __all__ = [
     "Grader",
     "GradingStats",
     "Verifier",
+    "code",
     "get",
     "grade",
     "load_plugins",

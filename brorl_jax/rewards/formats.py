@@ -16,6 +16,8 @@ _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _ANSWER_LINE = re.compile(
     r"^[ \t*_#>]*(?:final[ \t]+)?answer[ \t*_]*:[ \t*_]*(\S.*?)[ \t]*$", re.MULTILINE | re.IGNORECASE
 )
+_FENCE = re.compile(r" {0,3}(?P<ticks>`{3,})[ \t]*(?P<label>[^\s]*).*")
+_PYTHON = ("", "python", "python3", "py", "py3")
 _HASH = re.compile(r"^[ \t]*####[ \t]*(\S.*?)[ \t]*$", re.MULTILINE)
 
 
@@ -92,6 +94,33 @@ def _whole(response: str, truncated: bool) -> str | None:
     return None if truncated else response
 
 
+def _code(response: str, truncated: bool) -> str | None:
+    """Content of the last closed block between lines of triple backticks that is labelled Python, or not at all.
+
+    Fences as in CommonMark: a block is closed by a line of at least as many backticks as opened it and nothing else.
+    """
+    last: str | None = None
+    fence, label, lines = "", "", []
+    for line in response.splitlines():
+        match = _FENCE.fullmatch(line)
+        if not fence:
+            if match and "`" not in match["label"]:
+                fence, label, lines = match["ticks"], match["label"].lower(), []
+        elif match and not match["label"] and len(match["ticks"]) >= len(fence):
+            last = "\n".join(lines) if label in _PYTHON else last
+            fence = ""
+        else:
+            lines.append(line)
+    unclosed = fence or response.rpartition("\n")[2].strip() in ("`", "``")
+    return None if truncated and unclosed else last
+
+
+def _code_block(gold: str) -> str:
+    """A block whose fence is longer than any within."""
+    ticks = max((len(m["ticks"]) + 1 for m in map(_FENCE.fullmatch, gold.splitlines()) if m), default=3)
+    return f"{'`' * ticks}python\n{gold}\n{'`' * ticks}"
+
+
 FORMATS: dict[str, Format] = {
     f.name: f
     for f in (
@@ -99,6 +128,7 @@ FORMATS: dict[str, Format] = {
         Format("tag", _tag, lambda gold: f"<answer>{gold}</answer>"),
         Format("hash", _hash, lambda gold: f"#### {gold}"),
         Format("answer_line", _answer_line, lambda gold: f"Answer: {gold}"),
+        Format("code", _code, _code_block),
         Format("last_line", _last_line, lambda gold: gold),
         Format("whole", _whole, lambda gold: gold),
     )

@@ -46,6 +46,19 @@ CASES = [
     ("hash", "#### 4\n#### 1,080 \n", "1,080", None),
     ("hash", "it is #### 5", None, None),
     ("hash", "####", None, None),
+    ("code", "so\n```python\nx = 1\n```\n", "x = 1", "x = 1"),
+    ("code", "```\nx = 1\n```", "x = 1", "x = 1"),
+    ("code", "```py\nx = 1\n```\nbetter:\n```python\nx = 2\n```", "x = 2", "x = 2"),
+    ("code", "```\nx = 1\n```\n```text\n2\n```", "x = 1", "x = 1"),
+    ("code", "```\nx = 1\n```\nor\n```\nx = 2", "x = 1", None),
+    ("code", "```\nx = 1\n```\nor\n``", "x = 1", None),
+    ("code", "```\nx = 1", None, None),
+    ("code", "```\nx = 1\n``", None, None),
+    ("code", '```\ns = """\n  ```text\n"""\n```', 's = """\n  ```text\n"""', 's = """\n  ```text\n"""'),
+    ("code", "````python\n```\n````", "```", "```"),
+    ("code", "x = 1 or ```x = 2```", None, None),
+    ("code", "```x = 2```", None, None),
+    ("code", "```\n```", None, None),
     ("last_line", "thus\n5\n\n", "5", None),
     ("last_line", "\n", None, None),
     ("whole", " 5\n", "5", None),
@@ -67,7 +80,7 @@ def test_rendered_answer_is_found_again(form):
         assert rewards.get(f"exact:{form}").extract(FORMATS[form].render(gold), truncated=False) == Answer(gold)
 
 
-DELIMITED = st.sampled_from(["boxed", "tag", "hash"])
+DELIMITED = st.sampled_from(["boxed", "tag", "hash", "code"])
 PROSE = st.text(alphabet="abx 0123456789.,-=\n$(){}[]/>é日", max_size=60)
 
 
