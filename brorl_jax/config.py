@@ -30,8 +30,11 @@ LR_RULES = ("constant", "sqrt", "linear")
 NEW_FAMILIES = ("qwen3", "llama")  # not qwen2: transformers would replace the pre-tokenizer of the exported model
 DTYPES = ("float32", "bfloat16")
 REMAT = ("none", "full", "dots")
-ANSWER_FORMATS = ("boxed", "tag", "hash", "answer_line", "code", "last_line", "whole")
-VERIFIERS = ("reasoning_gym", "reasoning_gym_strict", "exact", "numeric", "code", "code_all")
+ANSWER_FORMATS = ("boxed", "tag", "hash", "answer_line", "code", "last_line", "whole", "final")
+VERIFIERS = (
+    *("reasoning_gym", "reasoning_gym_strict", "exact", "numeric", "code", "code_all"),
+    *("ifeval", "ifeval_loose", "ifeval_all"),
+)
 
 # Fields of every data source, then those of its kind (defined by brorl_jax.data.sources; repeated here, where importing
 # it would cost seconds). The default's type is the type of the field.

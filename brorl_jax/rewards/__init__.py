@@ -1,6 +1,6 @@
 """Rewards that can be verified: scorers by name, answer formats, grading."""
 
-from brorl_jax.rewards import code, match, reasoning_gym
+from brorl_jax.rewards import code, ifeval, match, reasoning_gym
 from brorl_jax.rewards.formats import FORMATS, Format
 from brorl_jax.rewards.grading import grade, self_test
 from brorl_jax.rewards.registry import Answer, Verifier, get, load_plugins, names, register
@@ -16,6 +16,7 @@ __all__ = [
     "code",
     "get",
     "grade",
+    "ifeval",
     "load_plugins",
     "match",
     "names",

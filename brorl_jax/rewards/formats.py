@@ -121,6 +121,15 @@ def _code_block(gold: str) -> str:
     return f"{'`' * ticks}python\n{gold}\n{'`' * ticks}"
 
 
+def _final(response: str, truncated: bool) -> str | None:
+    """What a chat shows: the text after the first ``</think>``, the whole response where the model does not reason.
+
+    Reasoning that never ends hides everything. The first end counts, so that nothing shown can be left unjudged.
+    """
+    reasoning, end, shown = response.partition("</think>")
+    return None if truncated or (not end and "<think>" in reasoning) else shown if end else reasoning
+
+
 FORMATS: dict[str, Format] = {
     f.name: f
     for f in (
@@ -131,5 +140,6 @@ FORMATS: dict[str, Format] = {
         Format("code", _code, _code_block),
         Format("last_line", _last_line, lambda gold: gold),
         Format("whole", _whole, lambda gold: gold),
+        Format("final", _final, lambda gold: gold),
     )
 }

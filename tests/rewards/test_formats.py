@@ -63,6 +63,12 @@ CASES = [
     ("last_line", "\n", None, None),
     ("whole", " 5\n", "5", None),
     ("whole", "", None, None),
+    ("final", "no reasoning", "no reasoning", None),
+    ("final", "<think>so</think>\n\nshown\n", "shown", None),
+    ("final", "begun in the prompt</think>shown", "shown", None),
+    ("final", "<think>a</think>shown</think>too", "shown</think>too", None),
+    ("final", "<think>never ends", None, None),
+    ("final", "<think>nothing shown</think> \n", None, None),
 ]
 
 
