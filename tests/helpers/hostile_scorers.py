@@ -15,6 +15,7 @@ from typing import Any
 
 from brorl_jax.rewards import registry, service
 
+DEADLINE = 1.0  # seconds
 _kept: list[bytes] = []
 
 
@@ -104,5 +105,5 @@ def _alive(fd: str) -> bool:
 
 
 if "hostile" not in registry.names():  # this module may be imported under two names
-    registry.register("hostile", default_format="whole", deadline=1.0)(_hostile)
+    registry.register("hostile", default_format="whole", deadline=DEADLINE)(_hostile)
     registry.register("patient", default_format="whole", deadline=30.0)(_hostile)

@@ -1,0 +1,243 @@
+"""Grading 8,192 answers beside a plain loop over math-verify, and what scorers that hang or die cost, on CPU.
+
+16 prompts x 512 responses with short answers in boxes: with repeats as a policy makes them, and all different. The
+plain loop is one process that parses every response and compares it with the gold answer, parsed once per prompt; the
+service has one worker per core. Both see the same responses. README.md has the commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+REPO = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPO))
+
+from benchmarks.step import machine, machine_line  # noqa: E402
+from brorl_jax.rewards import Grader  # noqa: E402
+from brorl_jax.types import Finish, Group, Prompt, Sample, Status  # noqa: E402
+from tests.helpers import hostile_scorers  # noqa: E402  (registers "hostile")
+
+# Gold answers in the shares of MATH-500, where of 500 there are 316 integers, 54 fractions, 23 lists, tuples and
+# intervals, 30 with a root or pi, and other expressions; and how a wrong answer of the kind looks.
+INTEGERS = ["27", "-1", "4", "1080", "70", "33", "256", "11", "98", "720"]
+KINDS: dict[str, tuple[list[str], str]] = {
+    "integer": (INTEGERS, "{a}"),
+    "fraction": ([r"\frac{14}{3}", r"\frac{3}{56}"], r"\frac{{{a}}}{{{b}}}"),
+    "tuple": ([r"\left( 3, \frac{\pi}{2} \right)"], r"\left( {a}, \frac{{\pi}}{{{b}}} \right)"),
+    "root": ([r"3\sqrt{13}"], r"{a}\sqrt{{{b}}}"),
+    "polynomial": (["6r^2-4r-24", r"x^3+3x-6"], "{a}r^2-{b}r-{c}"),
+}
+SYMBOLIC = ("root", "polynomial")  # neither text nor plain numbers decide these
+# Assumed, not measured: prompts are answered right with a frequency between these, evenly spread, as those are that
+# dynamic sampling keeps; the k-th most frequent wrong answer is given in proportion to k ** -TAIL, of POOL in all.
+EASE = (0.1, 0.9)
+TAIL, POOL = 1.2, 2_000
+HOSTILE = ("hang", "hang_in_c", "stop", "kill", "_exit 0", "memory", "raise", "flood")
+SLACK = 1.0  # seconds beyond its deadline that a scorer may cost
+GOALS = {"repeats": 20.0, "distinct": 1.0, "symbolic": 1.0}  # times the plain loop's rate (distinct: and cores)
+
+Result = dict[str, Any]
+
+
+def golds(kinds: Sequence[str], count: int) -> list[tuple[str, str]]:
+    """``count`` pairs of kind and gold answer."""
+    pairs = [(kind, gold) for kind in kinds for gold in KINDS[kind][0]]
+    return [pairs[i % len(pairs)] for i in range(count)]
+
+
+def answers(kind: str, gold: str, n: int, rng: random.Random, right: float | None) -> list[str]:
+    """``n`` answers to one prompt, the gold one with frequency ``right``; None: all different, gold included."""
+    wrong: dict[str, None] = {}  # an ordered set
+    while len(wrong) < (n - 1 if right is None else POOL):
+        a, b, c = (rng.randrange(2, 60 + len(wrong)) for _ in range(3))
+        text = KINDS[kind][1].format(a=a, b=b, c=c)
+        if text != gold:
+            wrong[text] = None
+    said = [gold, *wrong]
+    if right is not None:
+        tail = [k**-TAIL for k in range(1, POOL + 1)]
+        said = rng.choices(said, [right, *((1 - right) * w / sum(tail) for w in tail)], k=n)
+    rng.shuffle(said)
+    return said
+
+
+def work(kinds: Sequence[str], prompts: int, n: int, *, repeats: bool) -> list[Group]:
+    """Groups of responses to grade; the same in every process."""
+    rng, nothing = random.Random(0), np.zeros(0, np.float32)
+    groups = []
+    for i, (kind, gold) in enumerate(golds(kinds, prompts)):
+        prompt = Prompt(f"bench/{i}", np.zeros(1, np.int32), "", gold, "math", "bench")
+        right = EASE[0] + (EASE[1] - EASE[0]) * i / max(1, prompts - 1) if repeats else None
+        said = answers(kind, gold, n, rng, right)
+        texts = [rf"Putting all of this together, the answer is $\boxed{{{answer}}}$." for answer in said]
+        samples = [Sample(k, k, nothing, nothing, Finish.STOP, 0, text) for k, text in enumerate(texts)]
+        groups.append(Group(prompt, samples))
+    return groups
+
+
+def plain_loop(groups: Sequence[Group]) -> tuple[float, list[list[float]]]:
+    """Seconds, and scores by group, of math-verify on every response."""
+    import logging
+
+    from math_verify import parse, verify
+
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    parse(r"$\frac{1}{2}$")  # what is made at the first call
+    start, scores = time.perf_counter(), []
+    for group in groups:
+        gold = parse(rf"\boxed{{{group.prompt.gold}}}")
+        scores.append([float(verify(gold, parse(sample.text))) for sample in group.samples])
+    return time.perf_counter() - start, scores
+
+
+def service(grader: Grader, groups: Sequence[Group]) -> tuple[float, dict[str, float]]:
+    """Seconds and counters of the grading service on the same responses."""
+    grader.pop_metrics()
+    start = time.perf_counter()
+    grader.grade(groups)
+    seconds = time.perf_counter() - start
+    return seconds, {key.rpartition("/")[2]: value for key, value in grader.pop_metrics().items() if "/math/" in key}
+
+
+def compare(name: str, make: Callable[[], list[Group]], workers: int, rounds: int) -> Result:
+    """The service (a fresh one each round, median) and the plain loop on the same work."""
+    ours, counts = [], {}
+    for _ in range(rounds):
+        groups = make()
+        with Grader(workers=workers) as grader:
+            grader.grade([warm(k) for k in range(4 * workers)])
+            seconds, counts = service(grader, groups)
+        ours.append(seconds)
+    others, scores = plain_loop(groups)
+    samples = [sample for group in groups for sample in group.samples]
+    theirs = [score for group in scores for score in group]
+    unlike = [
+        {"gold": group.prompt.gold, "response": sample.text, "ours": sample.reward, "plain": score}
+        for group, row in zip(groups, scores, strict=True)
+        for sample, score in zip(group.samples, row, strict=True)
+        if sample.reward != score
+    ]
+    return {
+        "answers": len(samples),
+        "distinct": len({(g.prompt.id, s.text) for g in groups for s in g.samples}),
+        "right": sum(theirs) / len(theirs),
+        "service_s": statistics.median(ours),
+        "plain_s": others,
+        "ratio": others / statistics.median(ours),
+        "goal": GOALS[name] * (1 if name == "repeats" else workers),
+        "counters": counts,
+        "unlike": len(unlike),
+        "unlike_examples": unlike[:5],
+        "unscored": sum(sample.status is not Status.OK for sample in samples),
+    }
+
+
+def warm(k: int) -> Group:
+    """An answer that a worker has to think about, so that it has imported all it needs."""
+    nothing = np.zeros(0, np.float32)
+    prompt = Prompt(f"warm/{k}", np.zeros(1, np.int32), "", r"\sqrt{8}", "math", "bench")
+    return Group(prompt, [Sample(0, 0, nothing, nothing, Finish.STOP, 0, rf"\boxed{{2\sqrt{{2}}+{k}x-{k}x}}")])
+
+
+def misbehave(workers: int, n: int) -> list[Result]:
+    """One answer of ``n`` misbehaves: its status, seconds until all have one, and how many others were scored."""
+    rows, nothing = [], np.zeros(0, np.float32)
+    with Grader(workers=workers) as grader:
+        for bad in ("nothing", *HOSTILE):  # the first starts the workers
+            prompt = Prompt(f"hostile/{bad}", np.zeros(1, np.int32), "", "", "hostile", "bench")
+            texts = [bad, *map(str, range(1, n))]
+            group = Group(prompt, [Sample(k, k, nothing, nothing, Finish.STOP, 0, t) for k, t in enumerate(texts)])
+            start = time.perf_counter()
+            grader.grade([group])
+            seconds = time.perf_counter() - start
+            others = sum(sample.status is Status.OK for sample in group.samples[1:])
+            rows.append({"what": bad, "status": str(group.samples[0].status), "seconds": seconds, "others_ok": others})
+    return rows[1:]
+
+
+def run(options: argparse.Namespace) -> tuple[Result, str]:
+    """All of it; the table, and the reasons to fail."""
+    where, prompts, n = machine(), options.prompts, options.n
+    cores = len(os.sched_getaffinity(0))
+    cases = {
+        "repeats": lambda: work(tuple(KINDS), prompts, n, repeats=True),
+        "distinct": lambda: work(tuple(KINDS), prompts, n, repeats=False),
+        "symbolic": lambda: work(SYMBOLIC, prompts, n, repeats=False),
+    }
+    out: Result = {"machine": where, "workers": cores, "cases": {}, "failed": []}
+    for name, make in cases.items():
+        print(f"{name}: {prompts} x {n} answers", file=sys.stderr, flush=True)
+        row = out["cases"][name] = compare(name, make, cores, options.rounds)
+        if row["unscored"]:
+            out["failed"].append(f"{name}: {row['unscored']} answers have no verdict")
+    print("answers that hang or die", file=sys.stderr, flush=True)
+    deadline = hostile_scorers.DEADLINE
+    out["hostile"] = misbehave(cores, n)
+    for row in out["hostile"]:
+        if row["seconds"] > deadline + SLACK or row["others_ok"] != n - 1:
+            out["failed"].append(f"{row['what']}: {row['seconds']:.1f} s, {row['others_ok']} of {n - 1} others graded")
+    return out, table(out, n, deadline)
+
+
+def table(out: Result, n: int, deadline: float) -> str:
+    titles = {
+        "repeats": "with repeats",
+        "distinct": "all different",
+        "symbolic": "all different, all algebra",
+    }
+    lines = [
+        "# Grading",
+        "",
+        machine_line(out["machine"]),
+        "",
+        f"Answers per second, {out['workers']} workers; the plain loop is one process.",
+        "",
+        "| answers | distinct | service | plain loop | ratio | goal | verdicts that differ |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in out["cases"].items():
+        lines.append(
+            f"| {row['answers']:,} {titles[name]} | {row['distinct']:,} | {row['answers'] / row['service_s']:,.0f} | "
+            f"{row['answers'] / row['plain_s']:,.0f} | {row['ratio']:.1f}x | {row['goal']:g}x | {row['unlike']} |"
+        )
+    lines += [
+        "",
+        f"One of {n} answers misbehaves, with a deadline of {deadline:g} s: seconds until all have their verdicts.",
+        "",
+        "| what it does | its status | seconds | others graded |",
+        "|---|---|---|---|",
+    ]
+    for row in out["hostile"]:
+        lines.append(f"| `{row['what']}` | {row['status']} | {row['seconds']:.2f} | {row['others_ok']} of {n - 1} |")
+    lines += [f"\n**Failed:** {why}." for why in out["failed"]]
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--n", type=int, default=512, help="answers per prompt")
+    parser.add_argument("--rounds", type=int, default=3, help="of the service; the median counts")
+    parser.add_argument("--out", type=Path, default=REPO / "benchmarks" / "results")
+    options = parser.parse_args(argv)
+    out, text = run(options)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "grading.json").write_text(json.dumps(out, indent=1))
+    (options.out / "grading.md").write_text(text)
+    print(text)
+    return 1 if out["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
