@@ -85,6 +85,12 @@ def test_a_plugin_that_can_not_be_imported_is_named(folder):
         config_lib.validate(config)
 
 
-def test_formats_of_the_page_are_those_there_are():
-    table = PAGE.partition("| Format |")[2].partition("\n\n")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(rewards.FORMATS)
+def rows(title):
+    table = PAGE.partition(f"| {title} |")[2].partition("\n\n")[0]
+    return dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE))
+
+
+def test_the_page_lists_what_there_is():
+    assert set(rows("Format")) == set(rewards.FORMATS)
+    usual = {name: rewards.get(name).format.name for name in config_lib.VERIFIERS}
+    assert rows("Scorer") == {name: f"`{form}`" for name, form in usual.items()}
