@@ -23,7 +23,7 @@ export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.3
 export PYTHONHASHSEED := 0# some reasoning-gym tasks depend on it
 
-.PHONY: help quickstart smollm2 report test test-all lint format types clean
+.PHONY: help quickstart smollm2 report sglang-cpu test test-all lint format types clean
 
 help:
 	@sed -n '1,5s/^# \{0,1\}//p' Makefile
@@ -74,6 +74,23 @@ smollm2: $(VENV)/installed models/smollm2-135m/config.json
 report: $(VENV)/installed
 	@$(BIN)/python -m brorl_jax.report $(wildcard $(RUNS)/*)
 
+# --- a real SGLang server on CPUs, for tests (docs/sglang.md) ---------------------------------------------------------
+
+SGLANG := .venv-sglang
+SGLANG_PYTHON := python3.11# what the pinned set was tested with
+TORCH_INDEX ?=# on the public index torch brings CUDA along; https://download.pytorch.org/whl/cpu does not
+SGLANG_PIP := $(SGLANG)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile
+
+sglang-cpu: $(SGLANG)/installed
+
+$(SGLANG)/installed: tools/sglang_cpu/requirements.txt
+	@echo "making $(SGLANG): SGLang for CPUs, about 2.4 GB and 3 minutes"
+	@$(SGLANG_PYTHON) -m venv --clear $(SGLANG)
+	@$(SGLANG_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	@$(SGLANG_PIP) --requirement $<
+	@$(SGLANG_PIP) --no-deps sglang==0.5.23
+	@touch $@
+
 # --- checks --------------------------------------------------------------------------------------------------------
 
 test: $(VENV)/installed-test
@@ -94,4 +111,4 @@ types: $(VENV)/installed-dev
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:
-	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(SGLANG) .cache .pytest_cache .ruff_cache .hypothesis *.egg-info

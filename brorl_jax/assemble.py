@@ -67,13 +67,9 @@ def build_model(config: Config, workdir: Path) -> Model:
     """
     try:
         mesh = sharding.make_mesh(**config.mesh)
-        tokenizer = _tokenizer(config, workdir)
-        cfg = hf.load_config(config.model.path, config.model.revision or None) if config.model.path else None
-    except (FileNotFoundError, ValueError) as error:
-        raise UserError(" ".join(str(error).split())) from error
-    cfg = cfg or _new_model(config, tokenizer.vocab_size)
-    if tokenizer.vocab_size > cfg.vocab_size:
-        raise UserError(f"the tokenizer has {tokenizer.vocab_size} ids but the model embeds only {cfg.vocab_size}")
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    cfg, tokenizer = model_and_tokenizer(config, workdir)
     dtype = jnp.dtype(config.model.param_dtype)
     where = sharding.weight_shardings(mesh, cfg)
     if config.model.path:
@@ -102,6 +98,23 @@ def build_model(config: Config, workdir: Path) -> Model:
         is_leaf=lambda x: isinstance(x, tuple),
     )
     return Model(cfg, tokenizer, weights, shapes, compute, mesh)
+
+
+def model_and_tokenizer(config: Config, workdir: Path) -> tuple[ModelConfig, Tokenizer]:
+    """The model's shape and its tokenizer, without its weights.
+
+    Raises:
+        UserError: One of them is missing, or they do not fit each other.
+    """
+    try:
+        tokenizer = _tokenizer(config, workdir)
+        cfg = hf.load_config(config.model.path, config.model.revision or None) if config.model.path else None
+    except (FileNotFoundError, ValueError) as error:
+        raise UserError(" ".join(str(error).split())) from error
+    cfg = cfg or _new_model(config, tokenizer.vocab_size)
+    if tokenizer.vocab_size > cfg.vocab_size:
+        raise UserError(f"the tokenizer has {tokenizer.vocab_size} ids but the model embeds only {cfg.vocab_size}")
+    return cfg, tokenizer
 
 
 def _tokenizer(config: Config, workdir: Path) -> Tokenizer:
@@ -153,7 +166,7 @@ def prompt_stream(
     )
 
 
-def _local_engine(config: Config, model: Model) -> Engine:
+def _local_engine(config: Config, model: Model, **_: Any) -> Engine:
     return LocalEngine(
         model.cfg,
         rows=config.rollout.local.rows,
@@ -163,12 +176,26 @@ def _local_engine(config: Config, model: Model) -> Engine:
     )
 
 
-ENGINES: dict[str, Callable[[Config, Model], Engine]] = {"local": _local_engine}
+def _sglang_engine(config: Config, model: Model, **where: Any) -> Engine:
+    from brorl_jax.rollout.sglang import build  # an HTTP client that other runs need not have
+
+    return build.engine(config, model.cfg, model.tokenizer, **where)
 
 
-def build_engine(config: Config, model: Model) -> Engine:
-    """The rollout engine named by ``rollout.engine``."""
-    return ENGINES[config.rollout.engine](config, model)
+ENGINES: dict[str, Callable[..., Engine]] = {"local": _local_engine, "sglang": _sglang_engine}
+
+
+def build_engine(
+    config: Config, model: Model, *, workdir: Path, incarnation: int = 0, check: Callable[[], None] = lambda: None
+) -> Engine:
+    """The rollout engine named by ``rollout.engine``.
+
+    Args:
+        workdir: Of the run.
+        incarnation: Steps done; another start of the same run has another one.
+        check: Called while the engine waits; raises to stop early.
+    """
+    return ENGINES[config.rollout.engine](config, model, workdir=workdir, incarnation=incarnation, check=check)
 
 
 def build_grader(config: Config) -> Grader:

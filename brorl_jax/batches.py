@@ -122,3 +122,28 @@ def mismatch_metrics(batches: Sequence[Batch], old_logps: Sequence[Any]) -> dict
         for arrays in (old_logps, [b.rollout_logp for b in batches], masks)
     )
     return {f"mismatch/{k}": float(v) for k, v in jax.device_get(mismatch.diagnostics(old, rollout, mask)).items()}
+
+
+def worst_samples(
+    groups: Sequence[Group], batches: Sequence[Batch], old_logps: Sequence[Any], most: int = 20
+) -> list[dict[str, Any]]:
+    """The samples on which trainer and engine disagree most by the mean over their tokens, worst first, JSON-able.
+
+    Each with its prompt, seed and weight version, and its tokens with both log-probabilities.
+    """
+    names = {(s.tokens.tobytes(), s.logp.tobytes()): (g.prompt, s) for g in groups for s in g.scored}
+    found = []
+    for batch, old in zip(batches, old_logps, strict=True):
+        b, old = jax.device_get((batch, old))
+        for at in np.ndindex(b.mask.shape[:2]):
+            for segment in np.unique(b.segment_ids[at][b.mask[at]]):
+                place = b.segment_ids[at] == segment
+                tokens, engine, trainer = b.tokens[at][place], b.rollout_logp[at][place], old[at][place]
+                gap = np.abs(trainer - engine)
+                prompt, sample = names[tokens.tobytes(), engine.tobytes()]
+                row = {"prompt_id": prompt.id, "sample": sample.index, "seed": sample.seed}
+                row |= {"finish": str(sample.finish), "weight_version": sample.weight_version}
+                row |= {"mean": float(gap.mean()), "max": float(gap.max()), "max_at": int(gap.argmax())}
+                row |= {"tokens": tokens.tolist(), "engine_logp": engine.tolist(), "trainer_logp": trainer.tolist()}
+                found.append(row)
+    return sorted(found, key=lambda row: (row["mean"] == row["mean"], -row["mean"]))[:most]  # NaN first

@@ -19,7 +19,7 @@ from brorl_jax.errors import UserError
 
 Config: TypeAlias = Any  # a ConfigDict or FrozenConfigDict; its fields have no types that a checker could see
 
-ENGINES = ("local",)
+ENGINES = ("local", "sglang")
 ADVANTAGES = ("reinforce_pp_baseline", "grpo", "dr_grpo", "rloo")
 LOSSES = ("ppo_clip", "gspo", "cispo", "reinforce")
 KL_ESTIMATORS = ("k1", "k2", "k3")
@@ -119,6 +119,28 @@ def default() -> Config:
     config.rollout.local = _section()
     config.rollout.local.rows = 64  # responses decoded together; ours
     config.rollout.local.chunk = 16  # tokens decoded between two checks for finished rows; ours
+
+    config.rollout.sglang = _section()  # engine "sglang", see docs/sglang.md; needs one of urls, router, launch.servers
+    config.rollout.sglang.urls = ()  # servers that run already, such as ("http://10.0.0.7:30000",)
+    config.rollout.sglang.router = ""  # sglang router; it is asked for its servers once, they are then called directly
+    config.rollout.sglang.in_flight = 1024  # most requests at one server at a time; ours
+    config.rollout.sglang.timeout_s = 1800.0  # s for one response, then it is asked for again elsewhere; ours
+    config.rollout.sglang.attempts = 4  # at one sample before it counts as aborted; ours
+    config.rollout.sglang.dead_after = 8  # failures in a row after which a server leaves the pool; ours
+    config.rollout.sglang.start_timeout_s = 900.0  # s for servers to come up, or back if none is left; ours
+    config.rollout.sglang.update_timeout_s = 300.0  # s for one server to load new weights; ours
+    config.rollout.sglang.weights_dir = ""  # for published weights, on a path that every server sees; empty: /dev/shm
+    config.rollout.sglang.launch = _section()  # servers that the trainer starts on its machine and stops with itself
+    config.rollout.sglang.launch.servers = 0  # how many; 0 = none
+    config.rollout.sglang.launch.python = ".venv-sglang/bin/python"  # of the environment that sglang is installed in
+    config.rollout.sglang.launch.host = "127.0.0.1"  # address to bind
+    config.rollout.sglang.launch.port = 30000  # of the first; the others count on from there
+    config.rollout.sglang.launch.tp = 1  # GPUs that split one copy of the model
+    config.rollout.sglang.launch.dp = 1  # copies behind one port
+    config.rollout.sglang.launch.gpus = ()  # device ids, dealt in order, tp * dp each; empty: all that are visible
+    config.rollout.sglang.launch.mem_fraction = 0.85  # of a GPU's memory, for weights and cache; ours
+    config.rollout.sglang.launch.flags = ()  # more flags of the server, such as ("--chunked-prefill-size=8192",)
+    config.rollout.sglang.launch.env = ()  # more environment variables, as "NAME=value"
 
     config.grading = _section()  # of answers, see brorl_jax.rewards.service
     config.grading.plugins = ()  # modules that register verifiers of one's own, "package.module"

@@ -47,6 +47,8 @@ AT_LEAST_ONE = _paths(
     """model.head_chunk model.new.hidden model.new.layers model.new.heads model.new.kv_heads model.new.ffn
     data.max_prompt_tokens grading.cache
     rollout.prompts_per_step rollout.max_tokens rollout.local.rows rollout.local.chunk filter.max_generation_batches
+    rollout.sglang.in_flight rollout.sglang.attempts rollout.sglang.dead_after rollout.sglang.launch.port
+    rollout.sglang.launch.tp rollout.sglang.launch.dp
     algo.updates_per_step optim.base_samples batch.slots batch.rows batch.row_tokens train.steps warmup.batch
     eval.samples checkpoint.keep log.every mesh.data mesh.fsdp mesh.tensor"""
 )
@@ -54,11 +56,12 @@ AT_LEAST_ZERO = _paths(
     """seed grading.workers grading.memory_gib rollout.min_p algo.advantage_clip algo.dual_clip algo.kl.coef
     algo.mismatch.low algo.mismatch.stop_above algo.reference.every algo.reference.kl_spike algo.reference.stall
     shaping.overlong_buffer shaping.overlong_penalty shaping.cosine_coef optim.warmup_steps optim.weight_decay
-    optim.clip_norm warmup.steps eval.every eval.temperature eval.max_prompts checkpoint.every"""
+    optim.clip_norm warmup.steps eval.every eval.temperature eval.max_prompts checkpoint.every
+    rollout.sglang.launch.servers"""
 )
 ABOVE_ZERO = _paths(
     """grading.deadline_factor optim.lr optim.eps warmup.lr algo.kl.clamp algo.mismatch.high algo.eps_low
-    algo.eps_high"""
+    algo.eps_high rollout.sglang.timeout_s rollout.sglang.start_timeout_s rollout.sglang.update_timeout_s"""
 )
 # low, whether low itself is allowed, high, whether high itself is allowed
 BETWEEN = {
@@ -66,6 +69,7 @@ BETWEEN = {
     "filter.min_valid": (0.0, False, 1.0, True),
     "filter.oversample": (1.0, True, 2.0, True),  # beyond 2 a group could wait for more than one update
     "shaping.stop_properly": (0.0, True, 1.0, True),
+    "rollout.sglang.launch.mem_fraction": (0.0, False, 1.0, False),
     "algo.eps_low": (0.0, False, 1.0, True),
     "optim.b1": (0.0, True, 1.0, False),
     "optim.b2": (0.0, True, 1.0, False),
@@ -82,6 +86,7 @@ def check(config: Config) -> None:
     _check_model(config)
     _check_data(config)
     _check_rollout(config)
+    _check_sglang(config)
     _check_algorithm(config)
     _check_reference_and_shaping(config)
     _check_batch(config)
@@ -335,6 +340,13 @@ def _check_rollout(config: Config) -> None:
     for token in rollout.stop_ids:
         if type(token) is not int or token < 0:
             _fail("rollout.stop_ids", tuple(rollout.stop_ids), "must hold token ids, whole numbers from 0")
+
+
+def _check_sglang(config: Config) -> None:
+    from brorl_jax.rollout.sglang import checks
+
+    for path, value, problem in checks.problems(config):
+        _fail(path, value, problem)
 
 
 def _check_algorithm(config: Config) -> None:

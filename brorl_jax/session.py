@@ -104,7 +104,9 @@ def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> S
         model=model,
         held_out=held_out,
         prompts=prompts,
-        engine=assemble.build_engine(config, model),
+        engine=assemble.build_engine(
+            config, model, workdir=workdir, incarnation=restored.get("step", 0), check=stop.check
+        ),
         grader=grader,
         optimizer=optimizer,
         train_step=make_train_step(model.cfg, assemble.objective(config), model.compute, optimizer, placed),
@@ -115,8 +117,12 @@ def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> S
         stop=stop,
         **restored,
     )
-    session.engine.publish(session.state.params, int(session.state.updates))
-    session.save()
+    try:
+        session.engine.publish(session.state.params, int(session.state.updates))
+        session.save()
+    except BaseException:
+        session.engine.close()  # servers that it started, perhaps
+        raise
     return session
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from brorl_jax.errors import UserError
 from brorl_jax.interrupt import Interrupted, Stop
 from brorl_jax.learner import optim, reference
 from brorl_jax.learner import state as state_lib
-from brorl_jax.metrics import MetricLogger, RolloutWriter, rss_gib
+from brorl_jax.metrics import MetricLogger, RolloutWriter, plain, rss_gib
 from brorl_jax.models import hf
 from brorl_jax.progress import Progress
 from brorl_jax.rollout.api import request
@@ -43,7 +46,8 @@ def run(config: Config, workdir: Path) -> None:
     with Stop() as stop, assemble.build_grader(config) as grader:
         try:
             session = open_session(config, workdir, stop, grader)
-            _loop(session)
+            with contextlib.closing(session.engine):
+                _loop(session)
         except Interrupted as signal:
             print(f"{signal}: stopped. The same command resumes the run in {workdir}.", file=sys.stderr)
             sys.exit(128 + signal.signum)
@@ -85,11 +89,14 @@ def step(s: Session) -> tuple[Metrics, Fates]:
                 batches.check_first_update(update, s.model.compute.dtype)
             results.append((update, batch.old_logp if several else logp))
     metrics |= batches.metrics(groups, [update for update, _ in results])
-    metrics |= batches.mismatch_metrics(packed, [old_logp for _, old_logp in results])
+    old_logps = [old_logp for _, old_logp in results]
+    metrics |= batches.mismatch_metrics(packed, old_logps)
+    _check_mismatch(s, metrics, collected, lambda: batches.worst_samples(groups, packed, old_logps))
 
     # 8. publish: the next sample comes from the new weights
     with timer("publish"):
         s.engine.publish(s.state.params, int(s.state.updates))
+    metrics |= s.engine.metrics()
 
     s.carried, s.step = collected.carried, s.step + 1
     return metrics, _fates(collected)
@@ -158,7 +165,6 @@ def _record(
 ) -> None:
     """9. record: evaluation, rollouts, metrics, checkpoint."""
     config, last = s.config, s.step == s.config.train.steps
-    _check_mismatch(s, metrics, fates)
     metrics |= {"optim/lr": _learning_rate(s)} | _reset_reference(s, metrics)
     if config.data.eval and config.eval.every and (s.step % config.eval.every == 0 or last):
         with s.timer("eval"):
@@ -211,15 +217,21 @@ def _evaluate(s: Session) -> Metrics:
     return metrics
 
 
-def _check_mismatch(s: Session, metrics: Metrics, fates: Fates) -> None:
+def _check_mismatch(
+    s: Session, metrics: Metrics, collected: collect.Collected, worst: Callable[[], list[dict[str, Any]]]
+) -> None:
     """Stops the run, its rollouts written and nothing checkpointed, when engine and trainer have drifted apart."""
-    limit = s.config.algo.mismatch.stop_above
+    limit, step = s.config.algo.mismatch.stop_above, s.step + 1
     if limit and not metrics.get("mismatch/mean", 0.0) <= limit:  # NaN stops it, too
-        dump = RolloutWriter(s.workdir, "all").write(s.step, fates)
+        dump = RolloutWriter(s.workdir, "all").write(step, _fates(collected))
+        samples, file = worst(), s.workdir / f"mismatch_step_{step:06d}.json"
+        named = {k: plain(v) for k, v in metrics.items() if k.startswith("mismatch/")}
+        file.write_text(json.dumps({"step": step, "metrics": named, "worst": samples}, indent=1))
         s.checkpointer.close()
         raise UserError(
-            f"step {s.step}: engine and trainer disagree by {metrics['mismatch/mean']:.3g} nats per token on average, "
-            f"more than algo.mismatch.stop_above = {limit:g}; the step's rollouts are in {dump}, "
+            f"step {step}: engine and trainer disagree by {metrics['mismatch/mean']:.3g} nats per token on average, "
+            f"more than algo.mismatch.stop_above = {limit:g}; worst is sample {samples[0]['sample']} of "
+            f"{samples[0]['prompt_id']!r}, see {file}; the step's rollouts are in {dump}, "
             f"the last checkpoint is of step {s.checkpointer.latest}"
         )
 
@@ -247,7 +259,6 @@ def _reset_reference(s: Session, metrics: Metrics) -> Metrics:
 
 def _finish(s: Session) -> None:
     """Exports the weights, writes the report and says where everything is."""
-    s.engine.close()
     s.checkpointer.close()
     hf.save_pretrained(s.workdir / "model", s.model.cfg, s.state.params, s.model.tokenizer.directory)
     page = report.write_report([s.workdir])

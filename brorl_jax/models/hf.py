@@ -133,7 +133,7 @@ def from_pretrained(
     tree = shapes(config)
     with contextlib.ExitStack() as stack:
         tensors = _Tensors(directory, stack)
-        _check(tensors, config, tree)
+        _check(tensors, config)
 
         def read(leaf: str, shape: tuple[int, ...], stacked: bool = False) -> np.ndarray:
             out = np.empty(shape, jnp.dtype(dtype))
@@ -155,6 +155,20 @@ def from_pretrained(
     return config, params
 
 
+def hf_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The Hugging Face name and shape of every tensor, in the order of `hf_tensors`."""
+    tree = shapes(config)
+
+    def stored(leaf: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape[::-1] if leaf in _TRANSPOSED else shape
+
+    layer = {name: stored(name, tree["layers"][name][1:]) for name in _LAYER_NAMES if name in tree["layers"]}
+    out = {hf_name("embed"): tree["embed"]}
+    out |= {hf_name(name, i): shape for i in range(config.layers) for name, shape in layer.items()}
+    out[hf_name("final_norm")] = tree["final_norm"]
+    return out if config.tied else out | {hf_name("head"): stored("head", tree["head"])}
+
+
 def hf_tensors(config: ModelConfig, params: Params, dtype: Any = None) -> Iterator[tuple[str, np.ndarray]]:
     """The weights as Hugging Face names and C-contiguous host arrays, one at a time, layer by layer.
 
@@ -170,8 +184,8 @@ def hf_tensors(config: ModelConfig, params: Params, dtype: Any = None) -> Iterat
         )
 
     def export(leaf: str, value: Any) -> np.ndarray:
-        host = np.asarray(value if dtype is None else value.astype(dtype))
-        return np.ascontiguousarray(host.T if leaf in _TRANSPOSED else host)
+        value = value.T if leaf in _TRANSPOSED else value  # on the device, which is the faster at it
+        return np.ascontiguousarray(value if dtype is None else value.astype(dtype))
 
     yield hf_name("embed"), export("embed", params["embed"])
     for i in range(config.layers):
@@ -256,15 +270,9 @@ class _Tensors:
         return self._file[name].get_tensor(name)
 
 
-def _check(tensors: _Tensors, config: ModelConfig, tree: Params) -> None:
+def _check(tensors: _Tensors, config: ModelConfig) -> None:
     """Every tensor there, none too many, every shape right; a head stored beside tied embeddings equals them."""
-    expected: dict[str, tuple[int, ...]] = {}
-    for leaf, shape in tree.items():
-        leaves = [(leaf, None, shape)] if leaf != "layers" else []
-        if leaf == "layers":
-            leaves = [(name, i, full[1:]) for name, full in shape.items() for i in range(config.layers)]
-        for name, i, one in leaves:
-            expected[hf_name(name, i)] = one[::-1] if name in _TRANSPOSED else one
+    expected = hf_shapes(config)
     head = hf_name("head")
     found = {name for name in tensors.names() if not _BUFFERS.fullmatch(name)}
     if missing := sorted(set(expected) - found):

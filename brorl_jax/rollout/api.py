@@ -84,6 +84,10 @@ class Engine(Protocol):
         """Makes ``params`` the weights of every later sample. Returns when they are in place, or raises."""
         ...
 
+    def metrics(self) -> dict[str, float]:
+        """What the engine counted since the last call, under ``engine/``."""
+        ...
+
     def close(self) -> None:
-        """Frees what the engine holds."""
+        """Frees what the engine holds; safe to call twice."""
         ...

@@ -60,6 +60,10 @@ class LocalEngine:
         self._params = jax.tree.map(lambda x: x.astype(self._dtype), params)
         self._version = version
 
+    def metrics(self) -> dict[str, float]:
+        """Nothing beyond what the loop counts itself."""
+        return {}
+
     def close(self) -> None:
         """Drops the weights."""
         self._params = None
