@@ -23,7 +23,7 @@ export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.3
 export PYTHONHASHSEED := 0# some reasoning-gym tasks depend on it
 
-.PHONY: help quickstart smollm2 report sglang-cpu test test-all lint format types clean
+.PHONY: help quickstart smollm2 report sglang-cpu test test-all test-sglang lint format types clean
 
 help:
 	@sed -n '1,5s/^# \{0,1\}//p' Makefile
@@ -89,6 +89,8 @@ $(SGLANG)/installed: tools/sglang_cpu/requirements.txt
 	@$(SGLANG_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
 	@$(SGLANG_PIP) --requirement $<
 	@$(SGLANG_PIP) --no-deps sglang==0.5.23
+	@env -u PYTHONDONTWRITEBYTECODE PYTHONPATH=tools/sglang_cpu/stubs SGLANG_USE_CPU_ENGINE=1 $(SGLANG)/bin/python -W ignore \
+	  -c 'import sglang.srt.entrypoints.http_server, sglang.srt.managers.scheduler' # compiled once: starts are faster
 	@touch $@
 
 # --- checks --------------------------------------------------------------------------------------------------------
@@ -98,6 +100,9 @@ test: $(VENV)/installed-test
 
 test-all: $(VENV)/installed-test
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-sglang: $(VENV)/installed-test $(SGLANG)/installed
+	@BRORL_SGLANG_REQUIRED=1 $(BIN)/python -m pytest -m sglang tests/rollout/sglang $(ARGS)
 
 lint: $(VENV)/installed-dev
 	@$(BIN)/ruff check .

@@ -24,6 +24,8 @@ HEAD, TAIL = 4000, 1500  # characters kept of a long text
 EVENTS = (
     ("groups/starved", "starved: trained on fewer groups than asked for"),
     ("optim/skipped", "update skipped: gradient norm not finite"),
+    ("engine/deaths", "a server was taken out of use"),
+    ("engine/dropped", "samples that no server delivered"),
     ("reference/reset", "reference policy reset to the current policy"),
 )
 

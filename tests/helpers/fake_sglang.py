@@ -5,7 +5,7 @@ Its policy is a table: it loads a published checkpoint like the real server, but
 (``table_weights``). So a real server and this one must give the same figures, and ``test_contract.py`` holds both to
 the same tests.
 
-As a program: ``python fake_sglang.py PORT MODEL_DIR`` (for benchmarks: its work is then not the client's).
+As a program: ``python fake_sglang.py PORT MODEL_DIR [SECONDS_PER_TOKEN]`` (its work is then not the client's).
 """
 
 from __future__ import annotations
@@ -355,4 +355,6 @@ class FakeServer:
 
 
 if __name__ == "__main__":
-    asyncio.run(FakeServer(Path(sys.argv[2]), int(sys.argv[1]), context=1 << 20).serve())
+    alone = FakeServer(Path(sys.argv[2]), int(sys.argv[1]), context=1 << 20)
+    alone.token_s = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
+    asyncio.run(alone.serve())

@@ -26,7 +26,7 @@ from brorl_jax.rollout.sglang.engine import Probe, Settings, SGLangEngine
 from brorl_jax.types import Prompt
 
 REPO = Path(__file__).resolve().parents[2]
-VOCAB, STOP, CONTEXT = 61, 2, 128
+VOCAB, STOP, CONTEXT = 259, 2, 128  # bytes and special tokens: what `train_tokenizer` makes without any merge
 SHAPE = {"vocab_size": VOCAB, "hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 48}
 QWEN3 = ModelConfig.for_family("qwen3", tied=False, rope_theta=1e4, max_positions=512, **SHAPE)
 LLAMA = ModelConfig.for_family("llama", tied=True, rope_theta=1e4, max_positions=512, **SHAPE)

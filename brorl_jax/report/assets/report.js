@@ -41,6 +41,14 @@ const SECTIONS = [
     { title: "Throughput", hint: "response tokens per second", keys: ["throughput/tokens_per_s"], format: format.number, zero: true },
     { title: "Memory", hint: "resident memory of the trainer, GiB", keys: ["memory/rss_gib"], format: format.number, zero: true },
   ]],
+  ["Rollout servers", [
+    { title: "Generation", hint: "samples per second while groups are generated", keys: ["engine/samples_per_s"], format: format.number, zero: true },
+    { title: "Prefix cache", hint: "share of prompt tokens that were not computed again", keys: ["engine/cache_hit_rate"], format: format.percent, bounds: [0, 1] },
+    { title: "Requests running", hint: "mean over the step, per server", keys: ["engine/running_mean"], format: format.number, zero: true },
+    { title: "Requests queued", hint: "mean over the step, per server", keys: ["engine/queued_mean"], format: format.number, zero: true },
+    { title: "Attempts that failed", hint: "and were made again", keys: ["engine/retries"], format: format.number, zero: true },
+    { title: "Servers", hint: "that serve the current weights", keys: ["engine/servers"], format: format.number, zero: true },
+  ]],
 ];
 
 /** The points of a metric of a run that exist, with its x axis. */

@@ -33,7 +33,7 @@ def fakes(tmp_path):
         yield a, b
 
 
-@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.sglang)])
+@pytest.fixture(params=["fake", pytest.param("real", marks=[pytest.mark.sglang, pytest.mark.slow])])
 def url(request):
     """A server's address: the same tests for the fake and for the real one."""
     if request.param == "fake":

@@ -158,7 +158,7 @@ def test_aborting_one_request_leaves_the_others(engine, url):
 
 def test_ids_outside_the_vocabulary_never_reach_the_server(engine):
     bad = cases.Request(cases.prompt("bad", [5, cases.VOCAB]), (1, 2))
-    with pytest.raises(UserError, match=r"'bad' holds id 61"):
+    with pytest.raises(UserError, match=r"'bad' holds id 259"):
         list(engine.generate([bad], cases.sampling()))
     long = cases.Request(cases.prompt("long", [5] * (cases.CONTEXT - 5)), (1, 2))
     with pytest.raises(UserError, match=r"exceeds the server's context of 128"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -100,7 +101,7 @@ def test_a_sample_that_nobody_delivers_is_aborted_and_never_reward_0(fake, tmp_p
         sample.status, sample.reward = collect.Status(status), reward
     rules = collect.Rules(groups=1, dynamic=False, max_rounds=1, min_valid=0.5, oversample=1.0)
     assert rules.verdict(groups[0]) == collect.KEPT
-    assert collect.dataclasses.replace(rules, min_valid=0.6).verdict(groups[0]) == "too_few_valid"
+    assert dataclasses.replace(rules, min_valid=0.6).verdict(groups[0]) == "too_few_valid"
 
 
 def test_a_server_killed_in_mid_step_loses_nothing(two, fakes):
