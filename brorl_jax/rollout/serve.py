@@ -11,6 +11,7 @@ servers write. ``SGLANG_API_KEY`` and ``SGLANG_ADMIN_API_KEY`` lock the servers.
 from __future__ import annotations
 
 import pathlib
+import shutil
 import socket
 import sys
 import time
@@ -70,6 +71,7 @@ def serve(config: Config, workdir: pathlib.Path, count: int, stop: Stop) -> None
             time.sleep(POLL_S)
     finally:
         launch.stop_all(servers)
+        shutil.rmtree(logs / "boot", ignore_errors=True)  # the keys are there
 
 
 if __name__ == "__main__":

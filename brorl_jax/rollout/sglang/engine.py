@@ -16,6 +16,7 @@ import logging
 import queue
 import resource
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -76,7 +77,8 @@ class SGLangEngine:
     Args:
         settings: Limits and addresses.
         layout: What is published.
-        folder: Where versions are written; every server sees it under the same path.
+        folder: Where versions are written, of this run alone; every server sees it under the same path. Removed at the
+            end.
         probe: How an update is proved.
         context: Most tokens of prompt and response that will be asked for.
         servers: To be started, kept alive and stopped with the engine; or ``settings`` has addresses.
@@ -222,9 +224,7 @@ class SGLangEngine:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_S)
         launch.stop_all(self._servers)
-        weights.clear(self._folder)
-        with contextlib.suppress(OSError):
-            self._folder.rmdir()  # unless others keep something there
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 

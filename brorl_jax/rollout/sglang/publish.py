@@ -188,13 +188,14 @@ class Publisher:
             try:
                 if worker.server is not None and not worker.server.alive():
                     log.warning("restarting %s (%s)", worker.url, worker.server.last_words())
-                    worker.server.restart()
+                    await asyncio.to_thread(worker.server.restart)
                     self.restarts += 1
                     pause = REVIVE_EVERY_S
                 await worker.client.get("/model_info", CALL_S)
                 async with self._lock:
                     if self.current is not None:
-                        weights.verify(self.current.directory, self.current.tag, contents=True)
+                        directory, tag = self.current.directory, self.current.tag
+                        await asyncio.to_thread(weights.verify, directory, tag, contents=True)
                         await update(worker, self.current, self.transport, self.next_id)
                         self.pool.serve(worker)
             except (*FAILURES, ValueError, OSError) as error:
