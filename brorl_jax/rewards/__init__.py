@@ -2,7 +2,7 @@
 
 from brorl_jax.rewards import code, ifeval, match, reasoning_gym
 from brorl_jax.rewards.formats import FORMATS, Format
-from brorl_jax.rewards.grading import grade, self_test
+from brorl_jax.rewards.grading import grade, refusals, self_test
 from brorl_jax.rewards.registry import Answer, Verifier, get, load_plugins, names, register
 from brorl_jax.rewards.service import Grader, GradingStats
 
@@ -21,6 +21,7 @@ __all__ = [
     "match",
     "names",
     "reasoning_gym",
+    "refusals",
     "register",
     "self_test",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -37,17 +37,11 @@ def self_test(prompts: Iterable[Prompt], grader: Grader | None = None, *, requir
         ValueError: fewer than ``required`` score 1; the message shows the first failing rows.
     """
     stated = [(prompt, response) for prompt in prompts if (response := get(prompt.verifier).render(prompt)) is not None]
-    with contextlib.nullcontext(grader) if grader else Grader() as service:
-        groups = [_stating(prompt, response) for prompt, response in stated]
-        pending = [service.submit(group) for group in groups]
-        service.wait(pending)
-    failures: list[str] = []
-    for (prompt, response), group, future in zip(stated, groups, pending, strict=True):
-        stats, reward = future.result(), group.samples[0].reward
-        if reward >= 1.0 - _EXACT:
-            continue
-        why = "no answer found" if stats.unanswered else stats.errors[0] if stats.errors else f"scores {reward:g}"
-        failures.append(f"  {prompt.id}, {get(prompt.verifier).name}, gold response {response}: {why}")
+    failures = [
+        f"  {prompt.id}, {get(prompt.verifier).name}, gold response {response}: {why}"
+        for (prompt, response), why in zip(stated, refusals(stated, grader), strict=True)
+        if why
+    ]
     if len(failures) > len(stated) * (1 - required):
         shown = "\n".join(failures[:SHOWN])
         raise ValueError(
@@ -55,6 +49,26 @@ def self_test(prompts: Iterable[Prompt], grader: Grader | None = None, *, requir
             f"The verifier or its answer format does not suit this data:\n{shown}"
         )
     return len(stated)
+
+
+def refusals(stated: Sequence[tuple[Prompt, str]], grader: Grader | None = None) -> list[str]:
+    """For every prompt and response why the response does not score 1; "" where it does.
+
+    Args:
+        stated: Prompts with what is said to them.
+        grader: Does the work; None starts one for it.
+    """
+    groups = [_stating(prompt, response) for prompt, response in stated]
+    with contextlib.nullcontext(grader) if grader else Grader() as service:
+        pending = [service.submit(group) for group in groups]
+        service.wait(pending)
+    return [_refusal(group.samples[0].reward, future.result()) for group, future in zip(groups, pending, strict=True)]
+
+
+def _refusal(reward: float, stats: GradingStats) -> str:
+    if reward >= 1.0 - _EXACT:
+        return ""
+    return "no answer found" if stats.unanswered else stats.errors[0] if stats.errors else f"scores {reward:g}"
 
 
 def _stating(prompt: Prompt, response: str) -> Group:
