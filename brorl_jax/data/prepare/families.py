@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from brorl_jax.rewards.formats import FORMATS
+from brorl_jax.rewards.ifeval import check_instructions
 
 Row = Mapping[str, Any]
 
@@ -233,6 +234,10 @@ def nemotron_if(row: Row) -> Item:
     # A table fills the fields that an instruction does not take with null.
     plain = [{k: v for k, v in (entry or {}).items() if v is not None} for entry in kwargs]
     meta = {"instruction_id_list": list(args["instruction_id_list"]), "kwargs": plain}
+    try:
+        check_instructions(meta["instruction_id_list"], plain)
+    except ValueError as error:
+        raise Skip("unknown_instruction") from error
     return Item(last["content"], meta=meta, history=history)
 
 

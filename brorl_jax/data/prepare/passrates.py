@@ -40,6 +40,7 @@ def read(paths: Iterable[str | Path]) -> dict[str, float]:
 def _measurements(path: Path) -> Iterator[tuple[str, list[float | None]]]:
     if path.is_dir():
         files = sorted([*path.rglob("step_*.json"), *path.rglob("step_*.jsonl.gz")])
+        files = [file for file in files if file.parent.name != "superseded"]  # of steps that a resume did again
         if not files:
             raise ValueError(f"{path} holds neither evaluations nor rollouts (step_*.json, step_*.jsonl.gz)")
         for file in files:

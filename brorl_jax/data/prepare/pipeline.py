@@ -184,7 +184,7 @@ def _drop_repeats(result: Result, options: Options) -> None:
             reasons[at] = "repeat_with_another_gold" if conflict else "repeat"
             result.repeats.append(_pair(result.rows[at], result.rows[original], 1.0, reasons[at]))
     left = [at for at in range(len(questions)) if at not in reasons]
-    keys = [() if options.templates else _key(result.rows[at], questions[at]) for at in left]
+    keys = [_key(result.rows[at], questions[at], options.templates) for at in left]
     for match in similar.near_duplicates([questions[at] for at in left], keys, options.near):
         at, original = left[match.row], left[match.other]
         reasons[at] = "near_repeat"
@@ -197,10 +197,12 @@ def _identity(row: Row, text: str) -> str:
     return json.dumps([similar.words(text), row.get("messages", [])[:-1]])
 
 
-def _key(row: Row, text: str) -> tuple[Any, ...]:
-    """What near repeats agree in: the numbers of the question, the gold, and what the verifier judges by."""
+def _key(row: Row, text: str, templates: bool) -> str:
+    """What near repeats agree in: what was said before, what the verifier judges by and, but for templates, numbers
+    and gold."""
     meta = {key: value for key, value in row["meta"].items() if key in ("instruction_id_list", "kwargs", "task")}
-    return similar.numbers(text), row["gold"], json.dumps(meta, sort_keys=True)
+    exact = [] if templates else [similar.numbers(text), row["gold"]]
+    return json.dumps([row.get("messages", [])[:-1], meta, *exact], sort_keys=True)
 
 
 def _drop_benchmark(result: Result, benchmark: Benchmark, options: Options) -> None:

@@ -26,6 +26,7 @@ def rollouts(path, rows):
 def test_mean_over_the_scored_samples_of_all_files(tmp_path):
     first = evaluation(tmp_path / "eval/step_000000.json", {"m/gsm8k-1": [1.0, 0.0, None, 0.0], "m/gsm8k-2": [None]})
     second = rollouts(tmp_path / "rollouts/step_000001.jsonl.gz", [("m/gsm8k-1", 1.0), ("m/gsm8k-3", 0.25)])
+    rollouts(tmp_path / "rollouts/superseded/step_000001.0.jsonl.gz", [("m/gsm8k-1", 0.0)])
     assert passrates.read([first]) == {"gsm8k-1": pytest.approx(1 / 3)}
     both = {"gsm8k-1": 0.5, "gsm8k-3": 0.25}
     assert passrates.read([first, second]) == passrates.read([tmp_path]) == both
