@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import json
 
 import pytest
 
-from benchmarks import n_scaling, step
+from benchmarks import grading, n_scaling, step
 from benchmarks.contenders import work as shared
 from benchmarks.contenders.work import Work
 
@@ -178,3 +179,32 @@ def test_memory_of_the_update_does_not_depend_on_n(capsys):
     # Eight times the rollouts: what grows is the batch itself (and the log-probabilities returned, a part of its size).
     assert many["compiled_temp_bytes"] - few["compiled_temp_bytes"] <= many["batch_bytes"] - few["batch_bytes"]
     assert many["compiled_temp_bytes"] < 1.1 * few["compiled_temp_bytes"]
+
+
+def test_grading_s_answers_repeat_as_told_or_not_at_all():
+    different = grading.work(tuple(grading.KINDS), 16, 40, repeats=False)
+    assert all(len({s.text for s in g.samples}) == 40 for g in different)
+    repeated = grading.work(tuple(grading.KINDS), 2, 2_000, repeats=True)  # the hardest and the easiest prompt
+    for g, ease in zip(repeated, grading.EASE, strict=True):
+        said = collections.Counter(s.text for s in g.samples)
+        (right,) = [count for text, count in said.items() if f"boxed{{{g.prompt.gold}}}" in text]
+        assert right / 2_000 == pytest.approx(ease, abs=0.04)  # four standard deviations of a binomial
+        first, second = (count for text, count in said.most_common(3) if f"boxed{{{g.prompt.gold}}}" not in text)
+        assert first / second == pytest.approx(2**grading.TAIL, rel=0.5)
+    assert [s.text for g in different for s in g.samples] == [
+        s.text for g in grading.work(tuple(grading.KINDS), 16, 40, repeats=False) for s in g.samples
+    ]
+
+
+@pytest.mark.slow
+def test_grading_does_the_work_beside_the_plain_loop(tmp_path, capsys):
+    assert grading.main(["--prompts=16", "--n=8", "--rounds=1", f"--out={tmp_path}"]) == 0
+    out = json.loads((tmp_path / "grading.json").read_text())
+    for name, row in out["cases"].items():
+        assert row["answers"] == row["counters"]["answers"] == 128 and row["unscored"] == 0
+        assert row["distinct"] == row["counters"]["graded"] and row["unlike"] == 0, name
+    assert out["cases"]["distinct"]["right"] == 1 / 8
+    assert out["cases"]["distinct"]["distinct"] == 128 > out["cases"]["repeats"]["distinct"]
+    statuses = {row["what"]: row["status"] for row in out["hostile"]}
+    assert {what for what, status in statuses.items() if status == "timeout"} == {"hang", "hang_in_c", "stop"}
+    assert (tmp_path / "grading.md").read_text() in capsys.readouterr().out
