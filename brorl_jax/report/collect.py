@@ -26,6 +26,8 @@ EVENTS = (
     ("optim/skipped", "update skipped: gradient norm not finite"),
     ("engine/deaths", "a server was taken out of use"),
     ("engine/dropped", "samples that no server delivered"),
+    ("samples/grader_error", "answers whose verifier failed"),
+    ("samples/timeout", "answers whose verifier took too long"),
     ("reference/reset", "reference policy reset to the current policy"),
 )
 

@@ -2,7 +2,8 @@
 
 One thread in the trainer watches everything: answers, deadlines, deaths. It never blocks on a worker; sockets are
 non-blocking and every wait of it is bounded. It reads what has arrived before it judges a deadline, so that a trainer
-that was busy for a while blames nobody.
+that was busy for a while blames nobody; nor does one that was suspended (by a batch system, say) together with its
+workers, since time in which it did not wake up does not count.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from brorl_jax.types import Prompt, Status
 
 QUICK = 0.02  # seconds; of verifiers that are quicker on average, a worker gets a second item in advance
 STUCK = 0.1  # seconds on one item, after which what waits behind it is offered to idle workers
+AWAY = 0.5  # seconds by which the thread may wake up late
 BARREN = 8  # workers lost in a row without any result, before the pool gives up
 MAX_REPLY = 1 << 16  # bytes
 
@@ -144,8 +146,12 @@ class Pool:
             self._start()
             while not self._closing:
                 self._assign()
-                before = time.monotonic()
-                for key, events in self._selector.select(self._pause()):
+                before, pause = time.monotonic(), self._pause()
+                ready = self._selector.select(pause)
+                if (away := time.monotonic() - before - pause) > AWAY:
+                    for worker in self._team:
+                        worker.since += away
+                for key, events in ready:
                     self._serve(key, events)
                 self._judge(before)  # all that had arrived by then has been read
         except BaseException as error:

@@ -181,13 +181,10 @@ class Grader:
             RuntimeError: the grading processes have failed, or nothing has moved for longer than any deadline allows.
         """
         pending = list(pending)
-        settled, since = self._settled, time.monotonic()
+        idle = self._settled, 0.0
         while futures.wait(pending, timeout=POLL).not_done:
             check()
-            if settled != self._settled:
-                settled, since = self._settled, time.monotonic()
-            elif time.monotonic() - since > self._longest():
-                raise RuntimeError(f"grading has stood still for {self._longest():.0f} s: {self._waits_for()}")
+            idle = self._idle(*idle)
         total = GradingStats()
         for future in pending:
             total += future.result()
@@ -303,9 +300,10 @@ class Grader:
 
     def _wait_for_room(self) -> None:
         """Bounds what is under way; needs the lock, and gives it up while waiting."""
+        idle = self._settled, 0.0
         while self._failure is None and len(self._open) >= MAX_OPEN:
-            if not self._lock.wait(self._longest()):
-                raise RuntimeError(f"grading has stood still for {self._longest():.0f} s: {self._waits_for()}")
+            self._lock.wait(POLL)
+            idle = self._idle(*idle)
         if self._failure is not None:
             raise self._failed_as_a_whole()
 
@@ -314,8 +312,14 @@ class Grader:
         error.__cause__ = self._failure
         return error
 
-    def _waits_for(self) -> str:
-        return self._pool.waits_for() if self._pool else "no worker was started"
+    def _idle(self, settled: int, seconds: float) -> tuple[int, float]:
+        """How many verdicts there are, and seconds (of polls: a suspended run is not idle) that it has been as many."""
+        if settled != self._settled:
+            return self._settled, 0.0
+        if seconds > self._longest():
+            waits_for = self._pool.waits_for() if self._pool else "no worker was started"
+            raise RuntimeError(f"grading has stood still for {seconds:.0f} s: {waits_for}")
+        return settled, seconds + POLL
 
     def _longest(self) -> float:
         """Seconds after which some verdict must have come, whatever happens."""

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -272,6 +273,15 @@ def test_waiting_ends_when_told_to(grader):
     grader.wait(pending)
 
 
+def test_a_standstill_ends_the_run_and_says_what_is_waited_for(monkeypatch):
+    with Grader(workers=1) as grader:
+        pending = grader.submit(group(["sleep 20", "behind"]))
+        until(lambda: grader._pool._team and grader._pool._team[0].items)
+        monkeypatch.setattr(grader, "_longest", lambda: 0.5)
+        with pytest.raises(RuntimeError, match=r"stood still.*1 answers queued; worker 0: patient:whole of s/0"):
+            grader.wait([pending])
+
+
 def test_processes_that_can_not_start_end_the_run_with_a_reason(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with Grader(workers=1) as grader, pytest.raises(RuntimeError, match="ended while grading waited for"):
@@ -326,6 +336,25 @@ def test_a_busy_trainer_blames_nobody(grader):
         grader.wait([pending])
     finally:
         grader._pool._take = take
+    assert verdicts(g) == [(Status.OK, plain(s.text, g.prompt)) for s in g.samples]
+
+
+def test_time_of_which_the_trainer_was_suspended_does_not_count(grader, monkeypatch):
+    """As if it and its workers had been stopped for 100 s in the middle of an answer with a deadline of 1 s."""
+    jumps = []
+    monkeypatch.setattr(pool_lib, "time", types.SimpleNamespace(monotonic=lambda: time.monotonic() + sum(jumps)))
+    select = grader._pool._selector.select
+
+    def suspended(pause):
+        ready = select(pause)
+        if len(jumps) < 3 and any(worker.items for worker in grader._pool._team):
+            jumps.append(100.0)
+        return ready
+
+    monkeypatch.setattr(grader._pool._selector, "select", suspended)
+    g = group(["sleep 0.4", "sleep 0.2"], verifier="hostile", key="suspended")
+    grader.grade([g])
+    assert len(jumps) == 3
     assert verdicts(g) == [(Status.OK, plain(s.text, g.prompt)) for s in g.samples]
 
 
