@@ -148,9 +148,9 @@ class Pool:
                 self._assign()
                 before, pause = time.monotonic(), self._pause()
                 ready = self._selector.select(pause)
-                if (away := time.monotonic() - before - pause) > AWAY:
+                if (elapsed := time.monotonic() - before) > pause + AWAY:
                     for worker in self._team:
-                        worker.since += away
+                        worker.since += elapsed
                 for key, events in ready:
                     self._serve(key, events)
                 self._judge(before)  # all that had arrived by then has been read
