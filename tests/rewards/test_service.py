@@ -354,7 +354,7 @@ def test_time_of_which_the_trainer_was_suspended_does_not_count(grader, monkeypa
     monkeypatch.setattr(grader._pool._selector, "select", suspended)
     g = group(["sleep 0.4", "sleep 0.2"], verifier="hostile", key="suspended")
     grader.grade([g])
-    assert len(jumps) == 3
+    assert jumps
     assert verdicts(g) == [(Status.OK, plain(s.text, g.prompt)) for s in g.samples]
 
 
