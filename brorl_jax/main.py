@@ -85,7 +85,7 @@ def run(_: list[str]) -> None:
     if FLAGS.dry_run:
         print(json.dumps({"config": config.to_dict(), "derived": config_lib.derived(config)}, indent=2))
         return
-    xla.set_cpu_flags()
+    xla.set_cpu_flags(devices=config_lib.derived(config)["devices"])
     from brorl_jax import train  # late: importing jax takes seconds, a wrong flag should not
 
     logging.set_verbosity(logging.WARNING)  # jax, orbax and tensorboardX talk at length

@@ -12,12 +12,17 @@ from importlib import metadata
 from pathlib import Path
 
 
-def set_cpu_flags(*, fast_compile: bool = False) -> None:
-    """Adds the flags to ``XLA_FLAGS`` where jax will run on CPU; flags already there win."""
+def set_cpu_flags(*, devices: int = 1, fast_compile: bool = False) -> None:
+    """Adds the flags to ``XLA_FLAGS`` where jax will run on CPU; flags already there win.
+
+    ``devices``: how many devices the processor is to pose as, so that a mesh of any shape runs on any machine.
+    """
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if platforms not in ("", "cpu") or (not platforms and any(Path("/dev").glob("nvidia[0-9]*"))):
         return
     flags = {"xla_backend_optimization_level": "0" if fast_compile else "1"}
+    if devices > 1:
+        flags["xla_force_host_platform_device_count"] = str(devices)
     if not fast_compile:
         flags["xla_llvm_disable_expensive_passes"] = "true"
     version = tuple(int(part) for part in metadata.version("jaxlib").split(".")[:2])

@@ -43,17 +43,23 @@ def attend_with_prefix(
     One softmax over both, in float32. A query with no visible key gets an arbitrary finite output.
     """
     heads, dim = q.shape[-2:]
-    kv_heads, width = k.shape[-2], prefix_k.shape[1]
+    kv_heads = k.shape[-2]
     grouped = q.reshape(*q.shape[:-2], kv_heads, heads // kv_heads, dim) * dim**-0.5
     # With bfloat16 the preset keeps the backward pass, too, from multiplying float32 by bfloat16.
     precision = jax.lax.DotAlgorithmPreset.BF16_BF16_F32 if q.dtype == jnp.bfloat16 else None
 
-    def scores(spec: str, keys: Array) -> Array:
-        return jnp.einsum(spec, grouped, keys, precision=precision, preferred_element_type=jnp.float32)
+    def product(spec: str, a: Array, b: Array) -> Array:
+        return jnp.einsum(spec, a, b, precision=precision, preferred_element_type=jnp.float32)
 
-    on_prefix = jnp.where(visible[:, None, None, None, None], scores("srtkgh,spkh->srkgtp", prefix_k), MASKED)
-    on_own = jnp.where(mask[:, :, None, None], scores("srtkgh,srukh->srkgtu", k), MASKED)
-    weights = jax.nn.softmax(jnp.concatenate([on_prefix, on_own], axis=-1), axis=-1).astype(v.dtype)
-    out = jnp.einsum("srkgtp,spkh->srtkgh", weights[..., :width], prefix_v)
-    out = out + jnp.einsum("srkgtu,srukh->srtkgh", weights[..., width:], v)
-    return out.reshape(q.shape)
+    # Both kinds of scores stay in the order their products come in (prefix: kv head before row; own: row before kv
+    # head), which spares transposed copies; only what is summed over keys changes sides.
+    on_prefix = product("srtkgh,spkh->skrtgp", grouped, prefix_k)
+    on_prefix = jnp.where(visible[:, None, None, None, None], on_prefix, MASKED)
+    on_own = jnp.where(mask[:, :, None, :, None], product("srtkgh,srukh->srktgu", grouped, k), MASKED)
+    top = jax.lax.stop_gradient(jnp.maximum(on_prefix.max(-1).swapaxes(1, 2), on_own.max(-1)))
+    on_prefix = jnp.exp(on_prefix - top.swapaxes(1, 2)[..., None])
+    on_own = jnp.exp(on_own - top[..., None])
+    total = on_prefix.sum(-1).swapaxes(1, 2) + on_own.sum(-1)
+    out = product("skrtgp,spkh->skrtgh", on_prefix.astype(v.dtype), prefix_v).swapaxes(1, 2)
+    out = out + product("srktgu,srukh->srktgh", on_own.astype(v.dtype), v)
+    return (out / total[..., None]).swapaxes(2, 3).reshape(q.shape).astype(q.dtype)

@@ -119,33 +119,39 @@ def select(cache: Cache, slots: Int[Array, " s"], rows: Int[Array, "s m"]) -> Ca
 
 
 def _attention(cached: Cache, layer: int, visible: Array, ring_visible: Array, column: Array, updated: list) -> Any:
-    """Attention of one new token per row over its slot's prefix and its own ring, written in passing."""
+    """Attention of one new token per row over its slot's prefix, its own ring and itself; writes it into the ring."""
 
     def attention(q: Array, k: Array, v: Array) -> Array:
         slots, rows, _, heads, dim = q.shape
         kv_heads = k.shape[3]
-        ring = tuple(
-            jax.lax.dynamic_update_slice_in_dim(old, new.swapaxes(2, 3), column, axis=3)
-            for old, new in zip(cached.ring[layer], (k, v), strict=True)
+        old_k, old_v = cached.ring[layer]
+        updated.append(
+            tuple(
+                jax.lax.dynamic_update_slice_in_dim(old, new.swapaxes(2, 3), column, axis=3)
+                for old, new in ((old_k, k), (old_v, v))
+            )
         )
-        updated.append(ring)
         q = q.reshape(slots, rows, kv_heads, heads // kv_heads, dim) * (dim**-0.5)
+        k, v = k[:, :, 0], v[:, :, 0, :, None]
         prefix_k, prefix_v = cached.prefix[layer]
-        f32 = jnp.float32
-        on_prefix = jnp.einsum("snkgh,skph->snkgp", q, prefix_k, preferred_element_type=f32)
-        on_ring = jnp.einsum("snkgh,snkwh->snkgw", q, ring[0], preferred_element_type=f32)
-        scores = jnp.concatenate(
-            [
-                jnp.where(visible[:, None, None, None, :], on_prefix, -jnp.inf),
-                jnp.where(ring_visible[:, :, None, None, :], on_ring, -jnp.inf),
-            ],
-            axis=-1,
-        )
-        weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-        width = prefix_k.shape[2]
-        out = jnp.einsum("snkgp,skph->snkgh", weights[..., :width], prefix_v)
-        out = out + jnp.einsum("snkgw,snkwh->snkgh", weights[..., width:], ring[1])
-        return out.reshape(slots, rows, 1, heads, dim)
+
+        def product(spec: str, a: Array, b: Array) -> Array:
+            return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
+
+        # One softmax over prefix, ring and the token itself. The ring is read as it was before this token: a read of
+        # the updated one would make XLA:CPU copy all of it at every step. Scores stay in the order of their products.
+        on_prefix = jnp.where(visible[:, None, None, None], product("snkgh,skph->skngp", q, prefix_k), -jnp.inf)
+        on_ring = jnp.where(ring_visible[:, :, None, None], product("snkgh,snkwh->snkgw", q, old_k), -jnp.inf)
+        on_self = product("snkgh,snkh->snkg", q, k)
+        top = jnp.maximum(jnp.maximum(on_prefix.max(-1).swapaxes(1, 2), on_ring.max(-1)), on_self)
+        on_prefix = jnp.exp(on_prefix - top.swapaxes(1, 2)[..., None])
+        on_ring = jnp.exp(on_ring - top[..., None])
+        on_self = jnp.exp(on_self - top)
+        total = on_prefix.sum(-1).swapaxes(1, 2) + on_ring.sum(-1) + on_self
+        out = product("skngp,skph->skngh", on_prefix.astype(v.dtype), prefix_v).swapaxes(1, 2)
+        out = out + product("snkgw,snkwh->snkgh", on_ring.astype(v.dtype), old_v)
+        out = out + on_self[..., None] * v.astype(jnp.float32)
+        return (out / total[..., None]).astype(v.dtype).reshape(slots, rows, 1, heads, dim)
 
     return attention
 
@@ -155,7 +161,7 @@ def _step(layers: list[Params], params: Params, cfg: ModelConfig, cache: Cache, 
     window = cache.ring[0][0].shape[3]
     column = rows.clock % window
     age = (rows.clock - jnp.arange(window)) % window  # steps since a column was written
-    ring_visible = age <= (rows.clock - rows.start)[..., None]
+    ring_visible = (age > 0) & (age <= (rows.clock - rows.start)[..., None])
     visible = jnp.arange(cache.prefix[0][0].shape[2]) < rows.prefix_len[:, None]
     rope = rotary(cfg, rows.position[..., None])
     x = params["embed"][rows.token][:, :, None].astype(dtype)

@@ -97,6 +97,7 @@ class _Open:
     """A request in a slot: what waits, what is done."""
 
     request: Request
+    words: np.ndarray  # uint32 [N, 2], the seeds
     waiting: deque[int]
     done: dict[int, Sample]
 
@@ -116,7 +117,7 @@ class _Session:
 
     def __init__(self, engine: LocalEngine, requests: Sequence[Request], sampling: Sampling) -> None:
         self.e, self.sampling = engine, sampling
-        self.queue = deque(_Open(r, deque(range(len(r.seeds))), {}) for r in requests)
+        self.queue = deque(_Open(r, seed_words(r.seeds), deque(range(len(r.seeds))), {}) for r in requests)
         n = min(max(len(r.seeds) for r in requests), engine._rows)
         slots = _quartered(max(1, engine._rows // n), len(requests))
         prefix = rounded_up(max(len(r.prompt.tokens) for r in requests) - 1)
@@ -159,7 +160,7 @@ class _Session:
                     self.token[s, r] = current.request.prompt.tokens[-1]
                     self.position[s, r] = self.prefix_len[s]
                     self.start[s, r] = self.clock
-                    self.words[s, r] = seed_words(np.uint64(current.request.seeds[index]))
+                    self.words[s, r] = current.words[index]
 
     def _prefill(self, slots: list[int]) -> None:
         width = self.cache.prefix[0][0].shape[2]
