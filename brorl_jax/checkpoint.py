@@ -57,6 +57,12 @@ class Checkpointer:
         """Steps of all complete checkpoints."""
         return sorted(self._manager.all_steps())
 
+    @property
+    def best(self) -> int | None:
+        """Step of the kept checkpoint with the highest held-out pass@1, if any was measured."""
+        scored = {step: metrics[METRIC] for step in self.steps if (metrics := self._manager.metrics(step))}
+        return max(scored, key=scored.__getitem__, default=None)
+
     def save(
         self, step: int, state: TrainState, carried: list[Group], host: dict[str, Any], score: float | None
     ) -> None:
@@ -72,7 +78,7 @@ class Checkpointer:
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(_present(state)),
                 carried=ocp.args.StandardSave(arrays),
-                host=ocp.args.JsonSave({"format": FORMAT, "shapes": _shapes(state), "carried": meta, **host}),
+                host=ocp.args.JsonSave({"format": FORMAT, "shapes": _shapes(_present(state)), "carried": meta, **host}),
             ),
             metrics=None if score is None else {METRIC: float(score)},
         )
@@ -87,7 +93,7 @@ class Checkpointer:
         host = dict(self._manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore()))["host"])
         if host.pop("format") != FORMAT:
             raise ValueError(f"checkpoint {step} has another format; continue it with the version that wrote it")
-        _check_shapes(step, host.pop("shapes"), _shapes(like))
+        _check_shapes(step, host.pop("shapes"), _shapes(_present(like)))
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _present(like))
         restored = self._manager.restore(
             step,
@@ -98,6 +104,24 @@ class Checkpointer:
         )
         carried = _unpack(restored["carried"], host.pop("carried"))
         return TrainState(**{"reference": None, **restored["state"]}), carried, host
+
+    def restore_params(self, like: Any, step: int) -> Any:
+        """The policy's weights alone, placed like ``like``.
+
+        Raises:
+            ValueError: The checkpoint holds a different model.
+        """
+        host = self._manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore()))["host"]
+        saved = {name: shape for name, shape in host["shapes"].items() if name.startswith("params/")}
+        _check_shapes(step, saved, _shapes({"params": like}))
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            item = {"params": like}
+            args = ocp.args.PyTreeRestore(
+                item=item,
+                restore_args=ocp.checkpoint_utils.construct_restore_args(item),
+                partial_restore=True,
+            )
+            return reader.restore(self.directory / str(step) / "state", args)["params"]
 
     def wait(self) -> None:
         """Returns when every started save is complete."""
@@ -112,8 +136,8 @@ def _present(state: TrainState) -> dict[str, Any]:
     return {name: value for name, value in state._asdict().items() if value is not None}
 
 
-def _shapes(state: TrainState) -> dict[str, list[int]]:
-    leaves = jax.tree_util.tree_leaves_with_path(_present(state))
+def _shapes(tree: dict[str, Any]) -> dict[str, list[int]]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): list(np.shape(x)) for path, x in leaves}
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -71,7 +72,7 @@ class Collected:
     starved: bool
 
 
-def rollouts(
+def graded(
     engine: Engine,
     tokenizer: Tokenizer,
     requests: Sequence[Request],
@@ -79,16 +80,15 @@ def rollouts(
     grader: Grader,
     timer: PhaseTimer,
     check: Callable[[], None] = lambda: None,
-) -> list[Group]:
-    """Generates and grades one group per request; returns them in the order of ``requests``.
+) -> Iterator[Group]:
+    """Generates and grades one group per request; yields each as it is done, in any order.
 
     A group is graded while others are still generated; "reward" is the time that generation did not hide.
 
     Args:
         check: Called after every group and while waiting; raises to stop early.
     """
-    done: dict[int, Group] = {}  # by the first sample's seed: a prompt may come twice
-    pending = []
+    pending: list[tuple[Any, Group]] = []
     with contextlib.closing(engine.generate(requests, sampling)) as generated:
         while True:
             with timer("rollout"):
@@ -99,11 +99,30 @@ def rollouts(
                 for sample in group.samples:
                     stopped = sample.finish is Finish.STOP
                     sample.text = tokenizer.decode(sample.tokens[:-1] if stopped else sample.tokens)
-                pending.append(grader.submit(group))
-            done[group.samples[0].seed] = group
+                pending.append((grader.submit(group), group))
             check()
-    with timer("reward"):
-        grader.wait(pending, check)
+            while pending and pending[0][0].done():
+                future, group = pending.pop(0)
+                grader.wait([future])  # raises what grading raised
+                yield group
+    for future, group in pending:
+        with timer("reward"):
+            grader.wait([future], check)
+        yield group
+
+
+def rollouts(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    requests: Sequence[Request],
+    sampling: Sampling,
+    grader: Grader,
+    timer: PhaseTimer,
+    check: Callable[[], None] = lambda: None,
+) -> list[Group]:
+    """``graded``, all of it, in the order of ``requests``."""
+    groups = graded(engine, tokenizer, requests, sampling, grader, timer, check)
+    done = {g.samples[0].seed: g for g in groups}  # a prompt may come twice, a seed does not
     return [done[r.seeds[0]] for r in requests]
 
 

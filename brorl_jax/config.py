@@ -43,6 +43,7 @@ SOURCE_FIELDS: dict[str, Any] = {
     "verifier": "",  # <scorer>[:<answer format>], see VERIFIERS and ANSWER_FORMATS; empty: the kind's usual one
     "weight": 1.0,  # share of the mix, relative to the other sources of the same stage
     "prompt": "{question}",  # user message; {question} is replaced
+    "heading": "",  # that evaluations average it under: math, or with a second level reasoning_gym/algebra
 }
 _TABLE: dict[str, Any] = {
     "preset": "",  # names the fields of a well-known file; empty: none
@@ -279,8 +280,12 @@ def to_json(config: Config) -> str:
     return json.dumps(config.to_dict(), indent=2)
 
 
-def validate(config: Config) -> None:
-    """Raises ``ConfigError`` for the first unknown key, wrong type or impossible combination; touches no model."""
+def validate(config: Config, purpose: str = "train") -> None:
+    """Raises ``ConfigError`` for the first unknown key, wrong type or impossible combination; touches no model.
+
+    Args:
+        purpose: ``train``, or ``evaluate``, for which what only training reads may be anything of its type.
+    """
     from brorl_jax import config_checks  # the checks are a room of their own; they import this one
 
-    config_checks.check(config)
+    config_checks.check(config, purpose)

@@ -76,7 +76,7 @@ BETWEEN = {
 }
 
 
-def check(config: Config) -> None:
+def check(config: Config, purpose: str = "train") -> None:
     """Runs every check in order, cheapest first; raises ``ConfigError`` at the first problem."""
     _check_keys(config, fields.default(), "")
     verifiers = _verifiers(config)
@@ -84,6 +84,9 @@ def check(config: Config) -> None:
         _check_sources(config, stage, verifiers)
     _check_values(config)
     _check_model(config)
+    if purpose == "evaluate":
+        _check_evaluation(config)
+        return
     _check_data(config)
     _check_rollout(config)
     _check_sglang(config)
@@ -218,6 +221,8 @@ def _check_source_values(path: str, entry: Config, verifiers: Collection[str]) -
     for key in ("seed", "start", "size", "tolerance"):
         if entry.get(key, 0) < 0:
             _fail(f"{path}.{key}", entry[key], "must be at least 0")
+    if entry.heading and not re.fullmatch(r"\w+(/\w+)?", entry.heading):
+        _fail(f"{path}.heading", entry.heading, "goes into metric names: one word, or two with a slash between")
     if entry.prompt.count("{question}") != 1:
         _fail(f"{path}.prompt", entry.prompt, "must contain {question} exactly once")
     if entry.kind == "reasoning_gym":
@@ -290,6 +295,11 @@ def _rows(entry: Config) -> tuple[Any, float, float]:
         return read, entry.seed, entry.seed + entry.size
     read = (entry.kind, entry.path, *(entry.get(key, "") for key in ("name", "split", "revision")))
     return read, entry.start, entry.start + entry.size if entry.size else math.inf
+
+
+def _check_evaluation(config: Config) -> None:
+    if not config.data.eval:
+        _fail("data.eval", {}, "nothing to evaluate; add a source with brorl_jax.config.source(kind, ...)")
 
 
 def _check_data(config: Config) -> None:

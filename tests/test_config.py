@@ -11,9 +11,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from brorl_jax import config as config_lib
+from brorl_jax.commandline import load
 from brorl_jax.config import ConfigError, source
 from brorl_jax.config_checks import check_override, leaves
-from brorl_jax.main import load
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 CONFIGS = ("quickstart", "smollm2_135m", "brorl_n512", "prorl_n16")

@@ -1,15 +1,14 @@
 """Held-out evaluation with an engine made of plain Python."""
 
 import json
-import math
 
 import numpy as np
 import pytest
 
-from brorl_jax import evaluate
-from brorl_jax.rewards import Grader
+from brorl_jax import evaluate, scores
+from brorl_jax.rewards.service import Grader
 from brorl_jax.rollout.api import Sampling, sample_seed
-from brorl_jax.types import Finish, Group, Prompt, Sample, Status
+from brorl_jax.types import Finish, Group, Prompt, Sample
 
 GREEDY = Sampling(temperature=0.0, max_tokens=5)
 
@@ -49,77 +48,62 @@ ANSWERS = {"a/0": ["1", "1", "2 2 2"], "a/1": ["1", None, None], "a/2": [None] *
 PROMPTS = {"a": [prompt("a", i) for i in range(3)], "b": [prompt("b", 0)]}
 
 
-def run(answers=ANSWERS, prompts=PROMPTS, samples=3):
+def run(answers=ANSWERS, prompts=PROMPTS, samples=3, **options):
     engine = Scripted(answers)
-    metrics, groups = evaluate.evaluate(
-        engine, Tokens(), prompts, samples=samples, sampling=GREEDY, grader=Grader(), seed=4
-    )
-    return engine, metrics, groups
+    with Grader() as grader:
+        rows = list(
+            evaluate.evaluate(
+                engine, Tokens(), prompts, samples=samples, sampling=GREEDY, grader=grader, seed=4, **options
+            )
+        )
+    return engine, scores.in_order(rows)
 
 
-def test_pass_at_1_by_hand():
-    _, metrics, _ = run()
-    expected = {
-        "eval/a/pass@1": (2 / 3 + 1) / 2,  # per prompt first; aborted samples and a/2 count neither way
-        "eval/a/length": (2 + 2 + 4 + 2) / 4,
-        "eval/a/truncated_rate": 0.0,
-        "eval/b/pass@1": 1 / 3,  # a truncated response is wrong, not absent
-        "eval/b/length": (2 + 5 + 2) / 3,
-        "eval/b/truncated_rate": 1 / 3,
-        "eval/pass@1": ((2 / 3 + 1) / 2 + 1 / 3) / 2,  # over sources, whatever their sizes
-        "eval/length": (10 / 4 + 9 / 3) / 2,
-    }
-    assert metrics == pytest.approx(expected)
+def test_a_row_holds_what_the_samples_did():
+    _, rows = run()
+    assert [r.prompt_id for r in rows] == ["a/0", "a/1", "a/2", "b/0"]
+    assert rows[0] == scores.Row("a/0", "a", [1.0, 1.0, 0.0], [2, 2, 4], ["stop"] * 3)
+    assert rows[1].rewards == [1.0, None, None]  # aborted samples count neither way
+    assert rows[3] == scores.Row("b/0", "b", [0.0, 0.0, 1.0], [2, 5, 2], ["stop", "length", "stop"])
 
 
 def test_a_grader_that_fails_counts_neither_way():
     prompts = {"a": [prompt("a", 0, gold="none", verifier="numeric:whole"), prompt("a", 1)]}
-    _, metrics, groups = run({"a/0": ["1"] * 3, "a/1": ["1", "1", "2"]}, prompts)
-    assert {s.status for s in groups["a"][0].samples} == {Status.GRADER_ERROR}
-    assert metrics["eval/a/pass@1"] == pytest.approx(2 / 3)
-
-
-def test_nothing_scored_is_nan_and_not_zero():
-    _, metrics, _ = run({"a/0": [None] * 3}, {"a": [prompt("a", 0)]})
-    assert math.isnan(metrics["eval/a/pass@1"]) and math.isnan(metrics["eval/pass@1"])
+    _, rows = run({"a/0": ["1"] * 3, "a/1": ["1", "1", "2"]}, prompts)
+    assert rows[0].rewards == [None] * 3
+    assert scores.metrics(rows, {})["eval/a/pass@1"] == pytest.approx(2 / 3)
 
 
 def test_every_evaluation_draws_the_same_and_none_is_a_training_draw():
-    engine, first, groups = run()
-    again, second, _ = run()
+    engine, first = run()
+    again, second = run()
     seeds = [[r.seeds for r in requests] for requests, _ in engine.asked]
     assert seeds == [[r.seeds for r in requests] for requests, _ in again.asked] and first == second
     assert seeds[1] == [tuple(sample_seed(4, evaluate.EVAL_STEP, "b/0", i) for i in range(3))]
     assert evaluate.EVAL_STEP < 0  # no step of training
     assert all(sampling is GREEDY for _, sampling in engine.asked)
-    assert [g.prompt.id for g in groups["a"]] == ["a/0", "a/1", "a/2"]  # although they ended in another order
 
 
-def test_file_holds_every_prompt_and_survives_a_rewrite(tmp_path):
-    _, metrics, groups = run()
-    path = evaluate.write(tmp_path, 12, metrics, groups)
+def test_what_is_done_is_not_asked_for_again():
+    engine, rows = run(skip={"a/1", "b/0"})
+    assert [r.prompt.id for requests, _ in engine.asked for r in requests] == ["a/0", "a/2"]
+    assert [row.prompt_id for row in rows] == ["a/0", "a/2"]
+
+
+def test_a_file_of_a_training_run_holds_every_prompt_and_is_read_back(tmp_path):
+    _, rows = run()
+    metrics = scores.metrics(rows, {})
+    evaluate.write(tmp_path, 4, {}, rows[:1])
+    path = evaluate.write(tmp_path, 12, metrics, rows[::-1])
     assert path == tmp_path / "eval" / "step_000012.json"
-    assert evaluate.write(tmp_path, 12, metrics, groups) == path
-    assert [p.name for p in path.parent.iterdir()] == [path.name]  # no temporary file is left
-    content = json.loads(path.read_text())
-    assert content["step"] == 12 and content["metrics"] == metrics
-    assert content["prompts"][0] == {
-        "prompt_id": "a/0",
-        "source": "a",
-        "rewards": [1.0, 1.0, 0.0],
-        "lengths": [2, 2, 4],
-        "finish": ["stop", "stop", "stop"],
-    }
-    assert content["prompts"][1]["rewards"] == [1.0, None, None]
-    assert content["prompts"][3]["finish"] == ["stop", "length", "stop"]
-    assert len(content["prompts"]) == 4
-
-
-def test_a_file_with_nothing_scored_is_still_json(tmp_path):
-    _, metrics, groups = run({"a/0": [None] * 3}, {"a": [prompt("a", 0)]})
-    text = evaluate.write(tmp_path, 0, metrics, groups).read_text()
-    content = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert content["metrics"]["eval/pass@1"] is None
+    assert evaluate.write(tmp_path, 12, metrics, rows[::-1]) == path
+    assert len(list(path.parent.iterdir())) == 2  # no temporary file is left
+    content = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert content["step"] == 12
+    assert content["metrics"]["eval/b/pass@1"] == pytest.approx(1 / 3)
+    assert evaluate.read(tmp_path) == rows  # of the last evaluation
+    with pytest.raises(ValueError, match="holds no evaluation"):
+        evaluate.read(tmp_path / "eval")
 
 
 def test_check_can_end_an_evaluation():
@@ -130,6 +114,4 @@ def test_check_can_end_an_evaluation():
         raise Told
 
     with pytest.raises(Told):
-        evaluate.evaluate(
-            Scripted(ANSWERS), Tokens(), PROMPTS, samples=3, sampling=GREEDY, grader=Grader(), seed=4, check=check
-        )
+        run(check=check)

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
+from brorl_jax.commandline import load
 from brorl_jax.errors import UserError
-from brorl_jax.main import load
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 QUICKSTART = f"--config={REPO}/configs/quickstart.py"

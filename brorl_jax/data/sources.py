@@ -26,7 +26,7 @@ from brorl_jax import rewards
 from brorl_jax.data import files
 from brorl_jax.rewards import reasoning_gym
 
-_COMMON: dict[str, Any] = {"kind": "", "verifier": "", "weight": 1.0, "prompt": "{question}"}
+_COMMON: dict[str, Any] = {"kind": "", "verifier": "", "weight": 1.0, "prompt": "{question}", "heading": ""}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

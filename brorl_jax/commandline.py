@@ -1,0 +1,99 @@
+"""What the commands share: ``--config=FILE`` with overrides, ``--dry_run``, and mistakes as one line.
+
+``--config.<field>=<value>`` overrides any field of the config. A mistake in flags or config ends with one line on
+stderr and exit status 2 before anything is imported, loaded or written.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import runpy
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from brorl_jax import config as config_lib
+from brorl_jax.config import Config
+from brorl_jax.config_checks import check_override
+from brorl_jax.errors import UserError
+
+flags.DEFINE_bool("dry_run", False, "Print the resolved config and its derived figures; import no jax, write nothing.")
+
+
+def load(path: str) -> Config:
+    """Runs ``get_config()`` of a config file (``file.py`` or ``file.py:argument``); it may import its neighbours."""
+    name, *argument = path.split(":", 1)
+    file = pathlib.Path(name)
+    if not file.is_file():
+        raise UserError(f"--config={path}: there is no file {name}; name a Python file with get_config()")
+    sys.path.insert(0, str(file.resolve().parent))
+    try:
+        config = runpy.run_path(name)["get_config"](*argument)
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
+        where = f"{name}:{lines[-1]}" if lines else name
+        message = str(error).splitlines()[0] if str(error) else ""
+        raise UserError(f"{where}: get_config() failed: {type(error).__name__}: {message}") from error
+    finally:
+        sys.path.pop(0)
+    if not isinstance(config, ConfigDict):
+        raise UserError(f"{name}: get_config() returned {type(config).__name__}; return a ConfigDict")
+    return config
+
+
+def parser(example: str, finish: Callable[[Config], None]) -> Callable[[list[str]], list[str]]:
+    """A ``flags_parser`` for ``absl.app.run``; ``FLAGS.config`` is then the file's config with the overrides applied.
+
+    Args:
+        example: A value of ``--config`` to name where it is missing.
+        finish: Sees the config when all flags are parsed: completes it, validates it.
+    """
+
+    def parse(argv: list[str]) -> list[str]:
+        first = flags.FlagValues()
+        first.set_gnu_getopt(True)
+        flags.DEFINE_string("config", None, "", flag_values=first)
+        rest = first(argv, known_only=True)
+        if first.config is None:
+            if any(re.match(r"--?help", arg) for arg in rest):
+                return flags.FLAGS(rest)
+            raise UserError(f"--config is missing; for example --config={example}")
+        config = load(first.config)
+        for arg in rest[1:]:
+            if override := re.match(r"--?(?:no)?config\.([^=]*)", arg):
+                check_override(override[1], config)
+        try:
+            config_flags.DEFINE_config_dict("config", config, "Set by --config=FILE.", sys_argv=rest)
+            left = flags.FLAGS(rest)
+        except (flags.Error, TypeError, ValueError) as error:
+            raise UserError(str(error).splitlines()[0]) from error
+        if left[1:]:
+            raise UserError(f"{left[1]!r} is not a flag; write --name=value")
+        finish(flags.FLAGS.config)
+        return left
+
+    return guarded(parse)
+
+
+def print_dry_run(config: Config) -> None:
+    """The resolved config and what follows from it, as JSON."""
+    print(json.dumps({"config": config.to_dict(), "derived": config_lib.derived(config)}, indent=2))
+
+
+def guarded(function: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
+    """``function``, with a ``UserError`` shown as one line and exit status 2."""
+
+    def wrapper(argv: list[str]) -> Any:
+        try:
+            return function(argv)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+
+    return wrapper

@@ -1,0 +1,76 @@
+"""Evaluation: sample, grade, one row per prompt. Inside training, and by ``python -m brorl_jax.evaluate``."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from brorl_jax.collect import graded
+from brorl_jax.data.tokenizer import Tokenizer
+from brorl_jax.metrics import PhaseTimer, plain, read_jsonl
+from brorl_jax.rewards.service import Grader
+from brorl_jax.rollout.api import Engine, Sampling, request
+from brorl_jax.scores import Row, in_order
+from brorl_jax.types import Prompt
+
+EVAL_STEP = -1  # in place of the training step in sample seeds: the same draws at every evaluation
+
+
+def evaluate(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    prompts: Mapping[str, Sequence[Prompt]],
+    *,
+    samples: int,
+    sampling: Sampling,
+    grader: Grader,
+    seed: int,
+    skip: Collection[str] = (),
+    check: Callable[[], None] = lambda: None,
+) -> Iterator[Row]:
+    """Samples and grades held-out prompts with the weights last published; yields each as it is done, in any order.
+
+    Args:
+        prompts: By source.
+        skip: Ids of prompts that are done already.
+    """
+    for source, chosen in prompts.items():
+        requests = [request(p, samples, run_seed=seed, step=EVAL_STEP) for p in chosen if p.id not in skip]
+        for group in graded(engine, tokenizer, requests, sampling, grader, PhaseTimer(), check):
+            yield Row.of(group, source)
+
+
+def write(workdir: str | os.PathLike[str], step: int, metrics: Mapping[str, float], rows: Sequence[Row]) -> Path:
+    """Writes ``<workdir>/eval/step_<step>.json``: the metrics and every prompt's row. Atomic."""
+    directory = Path(workdir) / "eval"
+    directory.mkdir(parents=True, exist_ok=True)
+    prompts = [row.to_json() for row in in_order(rows)]
+    content = {"step": step, "metrics": {k: plain(v) for k, v in metrics.items()}, "prompts": prompts}
+    return write_json(directory / f"step_{step:06d}.json", content)
+
+
+def write_json(path: Path, content: Any) -> Path:
+    """Writes ``content`` whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content))
+    os.replace(temporary, path)
+    return path
+
+
+def read(directory: str | os.PathLike[str]) -> list[Row]:
+    """The rows of an evaluation: of ``<directory>/prompts.jsonl``, or of a training run's last one.
+
+    Raises:
+        ValueError: There is no evaluation in it.
+    """
+    directory = Path(directory)
+    single = directory / "prompts.jsonl"
+    if single.exists():
+        return [Row(**row) for row in read_jsonl(single)[0]]
+    inside = sorted((directory / "eval").glob("step_*.json"))
+    if not inside:
+        raise ValueError(f"{directory} holds no evaluation: neither prompts.jsonl nor eval/step_*.json")
+    return [Row(**row) for row in json.loads(inside[-1].read_text())["prompts"]]
