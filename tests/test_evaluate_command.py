@@ -7,7 +7,7 @@ import json
 import pytest
 import tiny_runs
 
-from brorl_jax import compare, evaluate, scores, train
+from brorl_jax import compare, evaluate, train
 from brorl_jax.errors import UserError
 from brorl_jax.evaluate import standalone
 

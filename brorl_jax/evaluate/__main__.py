@@ -1,11 +1,11 @@
 """Scores a model, or a checkpoint of a run, on benchmarks.
 
     python -m brorl_jax.evaluate --config=configs/eval/paper.py --model=<path or hub id[@revision]> --out=runs/eval/a
-    python -m brorl_jax.evaluate --config=configs/quickstart.py --checkpoint=runs/quickstart --step=40 --out=runs/eval/b
+    python -m brorl_jax.evaluate --config=configs/quickstart.py --checkpoint=runs/quickstart --step=40
 
 The config's ``data.eval``, ``eval``, ``rollout`` and ``grading`` say what is asked, how often, and how it is sampled.
-``--out`` keeps every finished prompt (``prompts.jsonl``): the same command completes an interrupted evaluation. It ends
-with ``scores.json`` and ``scores.md``.
+``--out``, for a checkpoint ``<run>/eval/at_<step>`` if not given, keeps every finished prompt (``prompts.jsonl``): the
+same command completes an interrupted evaluation. It ends with ``scores.json`` and ``scores.md``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("model", None, "Directory or hub id, with @revision if wanted.")
 flags.DEFINE_string("checkpoint", None, "Or the --workdir of a run.")
 flags.DEFINE_string("step", "last", "Which checkpoint of the run: last, best (by its own evaluations), or a step.")
-flags.DEFINE_string("out", None, "Where results are kept, and completed from.")
+flags.DEFINE_string("out", None, "Where results are kept, and completed from; has a default for a checkpoint.")
 
 
 def _finish(config: Config) -> None:
@@ -40,7 +40,7 @@ def _finish(config: Config) -> None:
     if FLAGS.step not in ("last", "best") and not FLAGS.step.isdigit():
         raise UserError(f"--step={FLAGS.step}: must be last, best or a number")
     config_lib.validate(config, purpose="evaluate")
-    if not FLAGS.dry_run and not FLAGS.out:
+    if FLAGS.model and not FLAGS.dry_run and not FLAGS.out:
         raise UserError("--out is missing; name the folder for the results, or use --dry_run")
 
 
@@ -69,9 +69,9 @@ def run(_: list[str]) -> None:
     checkpoint = (Path(FLAGS.checkpoint), FLAGS.step) if FLAGS.checkpoint else None
     with Stop() as stop:
         try:
-            standalone.run(config, checkpoint, Path(FLAGS.out), stop.check)
+            standalone.run(config, checkpoint, Path(FLAGS.out) if FLAGS.out else None, stop.check)
         except Interrupted as signal:
-            print(f"{signal}: stopped. The same command completes the evaluation in {FLAGS.out}.", file=sys.stderr)
+            print(f"{signal}: stopped. The same command completes the evaluation.", file=sys.stderr)
             sys.exit(128 + signal.signum)
 
 

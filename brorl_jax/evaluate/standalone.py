@@ -29,14 +29,22 @@ Checkpoint = tuple[Path, str]
 """A run's directory, and a step, ``last`` or ``best``."""
 
 
-def run(config: Config, checkpoint: Checkpoint | None, out: Path, check: Callable[[], None] = lambda: None) -> Path:
+def run(
+    config: Config, checkpoint: Checkpoint | None, out: Path | None = None, check: Callable[[], None] = lambda: None
+) -> Path:
     """Evaluates the model of ``config``, or a checkpoint of it, and returns ``<out>/scores.json``.
+
+    ``out`` may be left out for a checkpoint: ``<workdir>/eval/at_<step>``.
 
     Raises:
         UserError: Something is missing, or ``out`` holds another evaluation.
     """
     config = config_lib.freeze(config)
     step = _step(*checkpoint) if checkpoint else 0
+    if out is None:
+        if checkpoint is None:
+            raise ValueError("an evaluation of a model needs a folder for its results")
+        out = checkpoint[0] / "eval" / f"at_{step:06d}"
     out.mkdir(parents=True, exist_ok=True)
     model = assemble.build_model(config, checkpoint[0] if checkpoint else out)
     try:

@@ -1,0 +1,147 @@
+"""Runs the arms of a sweep one after another, or prints their commands for a cluster.
+
+    python -m experiments.sweep --config=configs/sweeps/n_fixed_samples.py --out=runs/sweeps/n --seeds 0 1 2
+    python -m experiments.sweep --config=configs/sweeps/lr_rule.py --base=configs/quickstart.py --out=runs/sweeps/lr
+    python -m experiments.sweep --config=... --out=... --print           # one command per line, for a job array
+    python -m experiments.sweep --config=... --out=... --only $SLURM_ARRAY_TASK_ID
+
+A sweep file names its base config (``BASE``) and its arms, overrides by name (``get_arms(base)``). Every arm is
+validated before the first one starts. The same command goes on where it was cut off: finished arms are skipped, a begun
+one resumes. Further ``--config.<field>=<value>`` go to every arm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from brorl_jax import config as config_lib
+from brorl_jax.commandline import load
+from brorl_jax.config_checks import check_override
+from brorl_jax.errors import UserError
+from brorl_jax.metrics import read_jsonl
+
+
+class Arm(NamedTuple):
+    """One run: its directory, and the command that starts or resumes it."""
+
+    name: str
+    workdir: Path
+    command: list[str]
+    steps: int
+
+    @property
+    def finished(self) -> bool:
+        """All steps are done and the weights exported."""
+        rows, _ = read_jsonl(self.workdir / "metrics.jsonl")
+        done = max((row["step"] for row in rows if isinstance(row.get("step"), int)), default=0)
+        return done >= self.steps and (self.workdir / "report.html").exists()
+
+
+def arm(name: str, base: str, overrides: Mapping[str, Any], workdir: Path) -> Arm:
+    """An arm whose config is sound.
+
+    Raises:
+        UserError: The overrides name no field, or make a config that cannot run.
+    """
+    config = load(base)
+    for path, value in overrides.items():
+        check_override(path, config)
+        *sections, leaf = path.split(".")
+        node = config
+        for section in sections:
+            node = node[section]
+        node[leaf] = type(node[leaf])(value)
+    try:
+        config_lib.validate(config)
+    except UserError as error:
+        raise UserError(f"arm {name}: {error}") from error
+    flags = [f"--config.{path}={_flag(value)}" for path, value in overrides.items()]
+    command = [sys.executable, "-m", "brorl_jax.main", f"--config={base}", f"--workdir={workdir}", *flags]
+    return Arm(name, workdir, command, config.train.steps)
+
+
+def _flag(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+def arms(file: str, base: str | None, out: Path, seeds: Sequence[int], extra: Mapping[str, Any]) -> list[Arm]:
+    """Every arm of the sweep ``file`` with every seed, seeds together so that a cut-off sweep has whole comparisons.
+
+    Raises:
+        UserError: The file is no sweep, or an arm cannot run.
+    """
+    if not Path(file).is_file():
+        raise UserError(f"--config={file}: there is no such file; name one of configs/sweeps")
+    names = runpy.run_path(file)
+    if "BASE" not in names or "get_arms" not in names:
+        raise UserError(f"--config={file}: a sweep needs BASE and get_arms(base)")
+    base = base or names["BASE"]
+    chosen = names["get_arms"](load(base))
+    return [
+        arm(f"{name}/seed_{seed}", base, {**overrides, "seed": seed, **extra}, out / name / f"seed_{seed}")
+        for seed in seeds
+        for name, overrides in chosen.items()
+    ]
+
+
+def run(todo: Sequence[Arm]) -> None:
+    """Runs what is not finished, in order.
+
+    Raises:
+        UserError: An arm failed; those before it are kept.
+    """
+    for number, a in enumerate(todo):
+        if a.finished:
+            print(f"[{number + 1}/{len(todo)}] {a.name}: finished", flush=True)
+            continue
+        print(f"[{number + 1}/{len(todo)}] {a.name}: {shlex.join(a.command)}", flush=True)
+        status = subprocess.run(a.command, check=False).returncode
+        if status:
+            raise UserError(f"{a.name} ended with status {status}; the same command goes on from here")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs or prints a sweep; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.sweep", description="Runs the arms of a sweep.")
+    parser.add_argument("--config", required=True, metavar="FILE", help="a file of configs/sweeps")
+    parser.add_argument("--base", metavar="FILE", help="another base config than the sweep's own")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="runs go to DIR/<arm>/seed_<seed>")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--print", action="store_true", help="print the commands instead")
+    parser.add_argument("--only", type=int, metavar="I", help="run the I-th printed command only, from 0")
+    args, rest = parser.parse_known_args(argv)
+    try:
+        extra = {}
+        for item in rest:
+            path, equals, value = item.removeprefix("--config.").partition("=")
+            if not item.startswith("--config.") or not equals:
+                raise UserError(f"{item}: not an option; overrides are --config.<field>=<value>")
+            try:
+                extra[path] = json.loads(value)
+            except ValueError:
+                extra[path] = value
+        todo = arms(args.config, args.base, args.out, args.seeds, extra)
+        if args.only is not None:
+            if not 0 <= args.only < len(todo):
+                raise UserError(f"--only {args.only}: there are commands 0 to {len(todo) - 1}")
+            todo = todo[args.only : args.only + 1]
+        if args.print:
+            print("\n".join(shlex.join(a.command) for a in todo))
+        else:
+            run(todo)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
