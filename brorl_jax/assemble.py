@@ -166,7 +166,8 @@ def prompt_stream(
     )
 
 
-def _local_engine(config: Config, model: Model, **_: Any) -> Engine:
+def local_engine(config: Config, model: Model, **_: Any) -> Engine:
+    """The embedded engine."""
     return LocalEngine(
         model.cfg,
         rows=config.rollout.local.rows,
@@ -182,7 +183,7 @@ def _sglang_engine(config: Config, model: Model, **where: Any) -> Engine:
     return build.engine(config, model.cfg, model.tokenizer, **where)
 
 
-ENGINES: dict[str, Callable[..., Engine]] = {"local": _local_engine, "sglang": _sglang_engine}
+ENGINES: dict[str, Callable[..., Engine]] = {"local": local_engine, "sglang": _sglang_engine}
 
 
 def build_engine(

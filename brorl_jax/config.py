@@ -215,6 +215,8 @@ def default() -> Config:
     config.warmup.steps = 0  # updates; 0 = no warm start
     config.warmup.batch = 256  # examples per update
     config.warmup.lr = 1e-3  # peak
+    config.warmup.until = 0.0  # held-out pass@1 at which it ends early; 0 = it runs all its steps
+    config.warmup.every = 20  # updates between two looks at that
 
     config.eval = _section()
     config.eval.every = 0  # steps; 0 = never during training

@@ -49,7 +49,8 @@ AT_LEAST_ONE = _paths(
     rollout.prompts_per_step rollout.max_tokens rollout.local.rows rollout.local.chunk filter.max_generation_batches
     rollout.sglang.in_flight rollout.sglang.attempts rollout.sglang.dead_after rollout.sglang.launch.port
     rollout.sglang.launch.tp rollout.sglang.launch.dp
-    algo.updates_per_step optim.base_samples batch.slots batch.rows batch.row_tokens train.steps warmup.batch
+    algo.updates_per_step optim.base_samples batch.slots batch.rows batch.row_tokens train.steps
+    warmup.batch warmup.every
     eval.samples checkpoint.keep log.every mesh.data mesh.fsdp mesh.tensor"""
 )
 AT_LEAST_ZERO = _paths(
@@ -71,6 +72,7 @@ BETWEEN = {
     "shaping.stop_properly": (0.0, True, 1.0, True),
     "rollout.sglang.launch.mem_fraction": (0.0, False, 1.0, False),
     "algo.eps_low": (0.0, False, 1.0, True),
+    "warmup.until": (0.0, True, 1.0, True),
     "optim.b1": (0.0, True, 1.0, False),
     "optim.b2": (0.0, True, 1.0, False),
 }
@@ -308,6 +310,8 @@ def _check_data(config: Config) -> None:
         _fail("data.train", {}, "no source of prompts; add one with brorl_jax.config.source(kind, ...)")
     if config.warmup.steps and not data.warmup:
         _fail("warmup.steps", config.warmup.steps, "the warm start has no data; add a source to data.warmup or set 0")
+    if config.warmup.until and not data.eval:
+        _fail("warmup.until", config.warmup.until, "nothing to measure it on; add a source to data.eval or set 0")
     if config.eval.every and not data.eval:
         _fail("eval.every", config.eval.every, "nothing to evaluate; add a source to data.eval or set 0")
     for name, entry in data.eval.items():

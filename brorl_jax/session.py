@@ -11,7 +11,7 @@ from typing import Any
 
 import optax
 
-from brorl_jax import assemble, warmup
+from brorl_jax import assemble, evaluate, warmup
 from brorl_jax import config as config_lib
 from brorl_jax.assemble import Model
 from brorl_jax.checkpoint import Checkpointer
@@ -96,7 +96,8 @@ def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> S
     if restored is None:
         weights = model.weights()
         if config.warmup.steps:
-            weights = warmup.run(config, workdir, model, weights, held_out, stop)
+            measure = _measure(config, model, held_out, grader)
+            weights = warmup.run(config, workdir, model, weights, held_out, stop, measure)
         restored = {"state": make_state(weights)}
     session = Session(
         config=config,
@@ -124,6 +125,17 @@ def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> S
         session.engine.close()  # servers that it started, perhaps
         raise
     return session
+
+
+def _measure(config: Config, model: Model, held_out: dict[str, list[Prompt]], grader: Grader) -> Callable[[Any], float]:
+    """Held-out pass@1 of weights, by the embedded engine: servers would load weights anew for every look."""
+    engine = assemble.local_engine(config, model)
+
+    def measure(params: Any) -> float:
+        engine.publish(params, 0)
+        return evaluate.held_out_scores(config, model.tokenizer, engine, grader, held_out)[0]["eval/pass@1"]
+
+    return measure
 
 
 def _restore(checkpointer: Checkpointer, placed: TrainState, prompts: PromptStream) -> dict[str, Any] | None:

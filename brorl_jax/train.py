@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from brorl_jax import assemble, batches, collect, evaluate, report, scores
+from brorl_jax import assemble, batches, collect, evaluate, report
 from brorl_jax import config as config_lib
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError
@@ -201,19 +201,7 @@ def _learning_rate(s: Session) -> float:
 
 def _evaluate(s: Session) -> Metrics:
     """Held-out pass@1 with the present weights, also written to ``eval/``."""
-    config = s.config
-    rows = list(
-        evaluate.evaluate(
-            s.engine,
-            s.model.tokenizer,
-            s.held_out,
-            samples=config.eval.samples,
-            sampling=assemble.eval_sampling(config, s.model.tokenizer),
-            grader=s.grader,
-            seed=config.seed,
-        )
-    )
-    metrics = scores.metrics(rows, {name: source.heading for name, source in config.data.eval.items()})
+    metrics, rows = evaluate.held_out_scores(s.config, s.model.tokenizer, s.engine, s.grader, s.held_out)
     evaluate.write(s.workdir, s.step, metrics, rows)
     if math.isfinite(metrics["eval/pass@1"]):  # an evaluation without a scored sample says nothing
         s.evals.append((s.step, metrics["eval/pass@1"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,19 @@ from brorl_jax.types import Finish, Group, Prompt, Sample, Status
 RAMP = 16
 
 
-def run(config: Config, workdir: Path, model: Model, params: Any, held_out: dict, stop: Any) -> Any:
-    """Trains ``params`` on gold answers for ``warmup.steps`` updates and returns the new weights.
+def run(
+    config: Config,
+    workdir: Path,
+    model: Model,
+    params: Any,
+    held_out: dict,
+    stop: Any,
+    measure: Callable[[Any], float] = lambda _: 0.0,
+) -> Any:
+    """Trains ``params`` on gold answers for at most ``warmup.steps`` updates and returns the new weights.
 
+    ``measure`` gives the held-out pass@1 of weights, asked every ``warmup.every`` updates if ``warmup.until`` is set:
+    how many updates lead there differs from seed to seed, and RL needs groups with right and wrong samples.
     The rate rises over the first ``1 / RAMP`` of the updates, then stays. Metrics go to ``<workdir>/warmup.jsonl``. A
     run that is stopped in its warm start begins it again.
 
@@ -40,7 +51,7 @@ def run(config: Config, workdir: Path, model: Model, params: Any, held_out: dict
     layout, timer = assemble.sft_layout(config), PhaseTimer()
     logger = MetricLogger(workdir, tensorboard=config.log.tensorboard, stream="warmup")
     logger.truncate_after(0)
-    total = config.warmup.steps
+    total, until = config.warmup.steps, config.warmup.until
 
     def next_batch() -> Any:
         prompts = pairs.take(config.warmup.batch)
@@ -61,8 +72,14 @@ def run(config: Config, workdir: Path, model: Model, params: Any, held_out: dict
                 "throughput/tokens_per_s": float(metrics["batch/tokens"]) / times["time/step_s"],
                 **times,
             }
+            if until and step % config.warmup.every == 0:
+                row["eval/pass@1"] = measure(state.params)
+                timer.pop()
             logger.write(step, row)
             progress.update(step, row)
+            if until and row.get("eval/pass@1", 0.0) >= until:
+                progress.note(f"warm start ends: {row['eval/pass@1']:.1%} of held-out answers are right")
+                break
             stop.check()
     return state.params
 

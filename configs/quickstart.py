@@ -25,8 +25,8 @@ def _sums(seed: int, size: int):
         params={
             "min_terms": 2,
             "max_terms": 2,
-            "min_digits": 3,
-            "max_digits": 3,
+            "min_digits": 2,
+            "max_digits": 2,
             "operators": ("+",),
             "allow_parentheses": False,
             "allow_negation": False,
@@ -43,7 +43,7 @@ def get_config():
     config.name = "quickstart"
 
     config.data.warmup.sums = _sums(seed=1_000_000, size=100_000)
-    config.data.train.sums = _sums(seed=2_000_000, size=100_000)
+    config.data.train.sums = _sums(seed=2_000_000, size=100_000)  # questions that are held out are left out
     config.data.eval.sums = _sums(seed=0, size=256)
     config.data.max_prompt_tokens = 24
 
@@ -52,7 +52,7 @@ def get_config():
     config.rollout.max_tokens = 6
     config.rollout.local.rows = 1024
     config.rollout.local.chunk = 6
-    config.filter.max_generation_batches = 3
+    config.filter.max_generation_batches = 4
 
     config.algo.updates_per_step = 1
     config.algo.loss = "reinforce"
@@ -63,14 +63,17 @@ def get_config():
     config.optim.base_samples = 1024
     config.optim.lr_rule = "constant"
     config.optim.b2 = 0.95
+    config.optim.warmup_steps = 8
 
+    config.mesh.data = 2  # a CPU device per core
     config.batch.slots = 64
     config.batch.rows = 16
     config.batch.row_tokens = 6
 
-    config.warmup.steps = 320
+    config.warmup.steps = 600
+    config.warmup.until = 0.3
     config.warmup.batch = 256
-    config.warmup.lr = 1e-3
+    config.warmup.lr = 2e-3
 
     config.train.steps = 60
     config.eval.every = 20

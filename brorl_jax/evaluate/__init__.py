@@ -8,12 +8,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from brorl_jax import assemble
 from brorl_jax.collect import graded
+from brorl_jax.config import Config
 from brorl_jax.data.tokenizer import Tokenizer
 from brorl_jax.metrics import PhaseTimer, plain, read_jsonl
 from brorl_jax.rewards.service import Grader
 from brorl_jax.rollout.api import Engine, Sampling, request
-from brorl_jax.scores import Row, in_order
+from brorl_jax.scores import Row, in_order, metrics
 from brorl_jax.types import Prompt
 
 EVAL_STEP = -1  # in place of the training step in sample seeds: the same draws at every evaluation
@@ -43,12 +45,30 @@ def evaluate(
             yield Row.of(group, source)
 
 
-def write(workdir: str | os.PathLike[str], step: int, metrics: Mapping[str, float], rows: Sequence[Row]) -> Path:
+def held_out_scores(
+    config: Config, tokenizer: Tokenizer, engine: Engine, grader: Grader, prompts: Mapping[str, Sequence[Prompt]]
+) -> tuple[dict[str, float], list[Row]]:
+    """Metrics and rows of an evaluation as ``config`` wants it, with the weights last published."""
+    rows = list(
+        evaluate(
+            engine,
+            tokenizer,
+            prompts,
+            samples=config.eval.samples,
+            sampling=assemble.eval_sampling(config, tokenizer),
+            grader=grader,
+            seed=config.seed,
+        )
+    )
+    return metrics(rows, {name: source.heading for name, source in config.data.eval.items()}), rows
+
+
+def write(workdir: str | os.PathLike[str], step: int, figures: Mapping[str, float], rows: Sequence[Row]) -> Path:
     """Writes ``<workdir>/eval/step_<step>.json``: the metrics and every prompt's row. Atomic."""
     directory = Path(workdir) / "eval"
     directory.mkdir(parents=True, exist_ok=True)
     prompts = [row.to_json() for row in in_order(rows)]
-    content = {"step": step, "metrics": {k: plain(v) for k, v in metrics.items()}, "prompts": prompts}
+    content = {"step": step, "metrics": {k: plain(v) for k, v in figures.items()}, "prompts": prompts}
     return write_json(directory / f"step_{step:06d}.json", content)
 
 

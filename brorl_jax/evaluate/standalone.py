@@ -56,7 +56,7 @@ def run(
     total = sum(len(chosen) for chosen in prompts.values())
     if len(done) < total:
         params = model.weights() if checkpoint is None else _restored(checkpoint[0], step, model)
-        engine = assemble.build_engine(config, model)
+        engine = assemble.build_engine(config, model, workdir=out, check=check)
         engine.publish(params, 0)
         del params
         with (

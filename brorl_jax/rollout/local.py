@@ -57,7 +57,7 @@ class LocalEngine:
         """
         if self._in_flight:
             raise RuntimeError(f"weights {version} published with {self._in_flight} calls of generate in flight")
-        self._params = jax.tree.map(lambda x: x.astype(self._dtype), params)
+        self._params = jax.tree.map(lambda x: _once(x).astype(self._dtype), params)
         self._version = version
 
     def metrics(self) -> dict[str, float]:
@@ -90,6 +90,11 @@ class LocalEngine:
             yield from _Session(self, requests, sampling).run()
         finally:  # also when the caller gives up
             self._in_flight -= 1
+
+
+def _once(x: jax.Array) -> jax.Array:
+    """One of the copies of a replicated array: every device that holds one would do all of the work."""
+    return x.addressable_data(0) if isinstance(x, jax.Array) and x.is_fully_replicated else x
 
 
 @dataclasses.dataclass(slots=True)
