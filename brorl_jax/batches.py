@@ -116,11 +116,13 @@ def mismatch_metrics(batches: Sequence[Batch], old_logps: Sequence[Any]) -> dict
     """
     if not batches:
         return {}
-    masks = [b.mask if b.fresh is None else b.mask & b.fresh[..., None, None] for b in batches]
-    old, rollout, mask = (
-        jnp.concatenate([jnp.ravel(x) for x in arrays])
-        for arrays in (old_logps, [b.rollout_logp for b in batches], masks)
+    # Fetched first: outside of a compiled program, every operation on shards makes all devices talk.
+    fetched = jax.device_get(
+        [(old, b.rollout_logp, b.mask, b.fresh) for b, old in zip(batches, old_logps, strict=True)]
     )
+    old, rollout = (np.concatenate([np.ravel(arrays[i]) for arrays in fetched]) for i in (0, 1))
+    masks = [mask if fresh is None else mask & fresh[..., None, None] for _, _, mask, fresh in fetched]
+    mask = np.concatenate([np.ravel(m) for m in masks])
     return {f"mismatch/{k}": float(v) for k, v in jax.device_get(mismatch.diagnostics(old, rollout, mask)).items()}
 
 

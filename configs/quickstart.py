@@ -65,7 +65,6 @@ def get_config():
     config.optim.b2 = 0.95
     config.optim.warmup_steps = 8
 
-    config.mesh.data = 2  # a CPU device per core
     config.batch.slots = 64
     config.batch.rows = 16
     config.batch.row_tokens = 6
