@@ -124,3 +124,30 @@ def test_sources_without_a_gold_answer_are_refused_in_one_line(tmp_path):
     c.data.warmup = {"colours": task}
     with pytest.raises(UserError, match="has no single gold answer to warm up on"):
         train.run(c, tmp_path / "run")
+
+
+def test_it_ends_once_enough_held_out_answers_are_right(tmp_path):
+    """``measure`` is asked every 2 updates, and the weights that reached the goal are those returned."""
+    c = config_lib.freeze(config(tmp_path, **{"warmup.steps": 9, "warmup.every": 2, "warmup.until": 0.5}))
+    scores, seen = iter([0.1, 0.5, 0.9]), []
+
+    def measure(params):
+        seen.append(jax.device_get(params))
+        return next(scores)
+
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    model = assemble.build_model(c, workdir)
+    weights = warmup.run(c, workdir, model, model.weights(), {}, Stop(), measure)
+    assert [row["step"] for row in rows(workdir)] == [1, 2, 3, 4]
+    assert [row.get("eval/pass@1") for row in rows(workdir)] == [None, 0.1, None, 0.5]
+    jax.tree.map(np.testing.assert_array_equal, weights, seen[1])
+
+
+def test_a_run_measures_its_warm_start_with_the_held_out_set(tmp_path):
+    """An eval answer is right with probability 1/2 (tiny_runs), so a goal of 0.1 is met at the first look."""
+    c = config(tmp_path, **{"warmup.steps": 6, "warmup.every": 1, "warmup.until": 0.1, "train.steps": 1})
+    train.run(c, tmp_path / "run")
+    assert len(rows(tmp_path / "run")) == 1
+    first = tiny_runs.metrics(tmp_path / "run")[0]
+    assert first["step"] == 0 and first["eval/pass@1"] == rows(tmp_path / "run")[0]["eval/pass@1"] >= 0.1
