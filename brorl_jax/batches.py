@@ -131,19 +131,23 @@ def worst_samples(
 ) -> list[dict[str, Any]]:
     """The samples on which trainer and engine disagree most by the mean over their tokens, worst first, JSON-able.
 
-    Each with its prompt, seed and weight version, and its tokens with both log-probabilities.
+    Each with its prompt, seed and weight version, and its tokens with both log-probabilities. Groups carried over are
+    left out, as in ``mismatch_metrics``.
     """
-    names = {(s.tokens.tobytes(), s.logp.tobytes()): (g.prompt, s) for g in groups for s in g.scored}
+    names: dict[tuple[bytes, bytes], list[tuple[str, Sample]]] = {}
+    for group in groups:
+        for sample in group.scored:
+            names.setdefault((sample.tokens.tobytes(), sample.logp.tobytes()), []).append((group.prompt.id, sample))
     found = []
     for batch, old in zip(batches, old_logps, strict=True):
         b, old = jax.device_get((batch, old))
-        for at in np.ndindex(b.mask.shape[:2]):
+        for at in (at for at in np.ndindex(b.mask.shape[:2]) if b.fresh is None or b.fresh[at]):
             for segment in np.unique(b.segment_ids[at][b.mask[at]]):
                 place = b.segment_ids[at] == segment
                 tokens, engine, trainer = b.tokens[at][place], b.rollout_logp[at][place], old[at][place]
                 gap = np.abs(trainer - engine)
-                prompt, sample = names[tokens.tobytes(), engine.tobytes()]
-                row = {"prompt_id": prompt.id, "sample": sample.index, "seed": sample.seed}
+                prompt, sample = names[tokens.tobytes(), engine.tobytes()].pop()
+                row = {"prompt_id": prompt, "sample": sample.index, "seed": sample.seed}
                 row |= {"finish": str(sample.finish), "weight_version": sample.weight_version}
                 row |= {"mean": float(gap.mean()), "max": float(gap.max()), "max_at": int(gap.argmax())}
                 row |= {"tokens": tokens.tolist(), "engine_logp": engine.tolist(), "trainer_logp": trainer.tolist()}

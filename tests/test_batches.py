@@ -248,3 +248,29 @@ def test_mismatch_is_over_the_trained_tokens_of_all_mini_batches():
     assert out["mismatch/mean"] == pytest.approx(0.5 * counts[1] / sum(counts))
     assert out["mismatch/kl"] == pytest.approx((np.exp(0.5) - 1.5) * counts[1] / sum(counts), rel=1e-5)
     assert batches.mismatch_metrics([], []) == {}
+
+
+def test_the_samples_that_differ_most_are_named_worst_first():
+    groups = tiny.random_groups([3, 2, 4])
+    packed = batches.pack_updates(groups, LAYOUT, 2, MESH)
+    bad = {(groups[0].prompt.id, 1): 0.25, (groups[2].prompt.id, 0): 0.5}  # added to its log-probabilities
+    shift = {s.tokens.tobytes(): bad.get((g.prompt.id, s.index), 0.0) for g in groups for s in g.samples}
+    logps = []
+    for batch in packed:
+        logp = np.where(batch.mask, batch.rollout_logp, np.nan)
+        for at in np.ndindex(batch.mask.shape[:2]):
+            for segment in np.unique(batch.segment_ids[at][batch.mask[at]]):
+                place = batch.segment_ids[at] == segment
+                logp[at][place] += np.float32(shift[np.asarray(batch.tokens[at])[place].tobytes()])
+        logps.append(logp)
+    found = batches.worst_samples(groups, packed, logps, most=3)
+    assert [(r["prompt_id"], r["sample"]) for r in found[:2]] == [(groups[2].prompt.id, 0), (groups[0].prompt.id, 1)]
+    assert [r["mean"] for r in found] == pytest.approx([0.5, 0.25, 0.0])
+    worst, sample = found[0], groups[2].samples[0]
+    assert worst["tokens"] == sample.tokens.tolist() and worst["seed"] == sample.seed
+    assert worst["engine_logp"] == pytest.approx(sample.logp.tolist())
+    assert worst["trainer_logp"] == pytest.approx((sample.logp + 0.5).tolist())
+    every = batches.worst_samples(groups, packed, logps, most=99)
+    assert len({(r["prompt_id"], r["sample"]) for r in every}) == 9
+    stale = [b._replace(fresh=np.zeros(b.mask.shape[:2], bool)) for b in packed]
+    assert batches.worst_samples(groups, stale, logps) == []

@@ -340,6 +340,9 @@ def test_an_engine_that_drifts_stops_the_run_with_a_dump(tmp_path, monkeypatch, 
     assert "\n" not in message and "step 3" in message and "stop_above = 0.1" in message
     dump = tmp_path / "run" / "rollouts" / "step_000003.jsonl.gz"
     assert str(dump) in message and len(tiny_runs.rollouts(tmp_path / "run", 3)) >= 16
+    dumped = json.loads((tmp_path / "run" / "mismatch_step_000003.json").read_text())
+    assert (dumped["metrics"]["mismatch/mean"] or 1.0) > 0.1  # JSON has no NaN
+    assert f"sample {dumped['worst'][0]['sample']} of" in message
     assert Checkpointer(tmp_path / "run", keep=2).latest == 2 and "checkpoint is of step 2" in message
     assert [r["step"] for r in tiny_runs.metrics(tmp_path / "run")] == [0, 1, 2]
     train.run(everything(tmp_path, **changes), tmp_path / "run")  # mended: it goes on

@@ -351,7 +351,9 @@ class FakeServer:
         label = '{engine_type="unified",model_name="m",tp_rank="0"}'
         lines = [f"sglang:{name}_total{label} {value}.0" for name, value in self.counters.items()]
         lines += [f"sglang:num_running_reqs{label} {len(self.running)}.0", f"sglang:num_queue_reqs{label} 0.0"]
-        return web.Response(text="\n".join(lines))
+        answer = web.Response(text="\n".join(lines))
+        answer.enable_compression()  # if the client accepts that
+        return answer
 
 
 if __name__ == "__main__":

@@ -70,7 +70,8 @@ class Keys:
 def session() -> aiohttp.ClientSession:
     """Connections for any number of requests at a time. Proxy variables are ignored: servers are near by."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
-    return aiohttp.ClientSession(connector=connector, trust_env=False, auto_decompress=False)
+    plain = {"Accept-Encoding": "identity"}  # /metrics would be compressed
+    return aiohttp.ClientSession(connector=connector, headers=plain, trust_env=False, auto_decompress=False)
 
 
 class Client:
