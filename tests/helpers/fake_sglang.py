@@ -11,6 +11,7 @@ As a program: ``python fake_sglang.py PORT MODEL_DIR [SECONDS_PER_TOKEN]`` (its 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import sys
@@ -230,7 +231,9 @@ class FakeServer:
         tokens, triples, reason = [], [], {"type": "length", "length": most}
         for _ in range(most):
             if self.token_s:
-                await asyncio.sleep(self.token_s)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self.token_s):
+                        await event.wait()
             if event.is_set() or aborted:
                 reason = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
                 break
