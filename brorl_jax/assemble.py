@@ -27,6 +27,7 @@ from brorl_jax.learner.state import TrainState
 from brorl_jax.learner.step import Compute, Objective
 from brorl_jax.models import hf, sharding, transformer
 from brorl_jax.models.config import ModelConfig
+from brorl_jax.rewards import sandbox
 from brorl_jax.rewards.service import Grader
 from brorl_jax.rollout.api import Engine, Sampling
 from brorl_jax.rollout.local import LocalEngine
@@ -202,6 +203,7 @@ def build_engine(
 def build_grader(config: Config) -> Grader:
     """The grading service of a run; its verifiers, the user's own included, are registered."""
     rewards.load_plugins(config.grading.plugins)
+    sandbox.configure(config.grading.sandbox, config.grading.sandbox_packages)
     names = ("workers", "cache", "memory_gib", "deadline_factor")
     return Grader(**{name: config.grading[name] for name in names})
 

@@ -29,6 +29,7 @@ NORMALISERS = ("tokens", "sequences", "none")
 LR_RULES = ("constant", "sqrt", "linear")
 NEW_FAMILIES = ("qwen3", "llama")  # not qwen2: transformers would replace the pre-tokenizer of the exported model
 DTYPES = ("float32", "bfloat16")
+SANDBOXES = ("bwrap", "none")
 REMAT = ("none", "full", "dots")
 ANSWER_FORMATS = ("boxed", "tag", "hash", "answer_line", "code", "last_line", "whole", "final")
 VERIFIERS = (
@@ -149,6 +150,8 @@ def default() -> Config:
     config.grading.cache = 200_000  # verdicts remembered
     config.grading.memory_gib = 4.0  # GiB, address space of a worker; 0 = no limit; ours
     config.grading.deadline_factor = 1.0  # multiplies every verifier's deadline, for slow machines
+    config.grading.sandbox = "bwrap"  # isolation of programs that are judged; "none" is UNSAFE, see docs/sandbox.md
+    config.grading.sandbox_packages = ""  # folder of packages for them ("pip install --target"); "" = our numpy
 
     config.filter = _section()
     config.filter.dynamic = True  # drop groups whose raw rewards are all equal and ask for more; [P][V2]

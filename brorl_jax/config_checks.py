@@ -28,6 +28,7 @@ CHOICES = {
     "model.remat": fields.REMAT,
     "model.new.family": fields.NEW_FAMILIES,
     "rollout.engine": fields.ENGINES,
+    "grading.sandbox": fields.SANDBOXES,
     "algo.advantage": fields.ADVANTAGES,
     "algo.normalise": fields.NORMALISERS,
     "algo.loss": fields.LOSSES,

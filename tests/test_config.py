@@ -299,6 +299,7 @@ def test_names_are_those_of_the_rooms():
     assert set(config_lib.MISMATCH_KINDS) == set(mismatch.MISMATCH)
     assert set(config_lib.AGGREGATIONS) == set(reduce.AGGREGATIONS)
     assert set(config_lib.LR_RULES) == set(optim.LR_RULES)
+    assert set(config_lib.SANDBOXES) == set(rewards.sandbox.ISOLATIONS)
     assert set(config_lib.REMAT) == set(transformer.REMAT)
     assert set(config_lib.ANSWER_FORMATS) == set(rewards.FORMATS)
     scorers = rewards.registry._SCORERS.items()

@@ -126,7 +126,7 @@ class Verdict:
         return self.fraction == 1.0
 
 
-@register("code", default_format="code", deadline=_DEADLINE_S)
+@register("code", default_format="code", deadline=_DEADLINE_S, check=sandbox.check)
 def code(answer: str, prompt: Prompt) -> float:
     """The fraction of tests passed; 0 for a program that does not compile or runs longer than the total limit [V1].
 
@@ -137,7 +137,7 @@ def code(answer: str, prompt: Prompt) -> float:
     return judge(answer, Tests.of(prompt.meta["tests"])).fraction
 
 
-@register("code_all", default_format="code", deadline=_DEADLINE_S)
+@register("code_all", default_format="code", deadline=_DEADLINE_S, check=sandbox.check)
 def code_all(answer: str, prompt: Prompt) -> float:
     """1 if every test is passed, else 0; ends at the first that is not.
 

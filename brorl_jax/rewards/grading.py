@@ -35,7 +35,12 @@ def self_test(prompts: Iterable[Prompt], grader: Grader | None = None, *, requir
 
     Raises:
         ValueError: fewer than ``required`` score 1; the message shows the first failing rows.
+        UserError: this machine lacks what a verifier needs.
     """
+    prompts = list(prompts)
+    for verifier in {prompt.verifier: get(prompt.verifier) for prompt in prompts}.values():
+        if verifier.rules.check:
+            verifier.rules.check()
     stated = [(prompt, response) for prompt in prompts if (response := get(prompt.verifier).render(prompt)) is not None]
     failures = [
         f"  {prompt.id}, {get(prompt.verifier).name}, gold response {response}: {why}"

@@ -51,6 +51,7 @@ class Rules:
         cheap: ``(answer, prompt) -> score | None``, run in the trainer before a worker is asked; None is undecided. It
             must agree with the scorer wherever it decides, and be as quick and safe as an inline one.
         preload: Modules imported before the clock starts, and once for all workers.
+        check: Run before a run begins; raises UserError where this machine lacks what the scorer needs.
     """
 
     default_format: str
@@ -59,6 +60,7 @@ class Rules:
     where: Literal["inline", "worker"] = "worker"
     cheap: Cheap | None = None
     preload: tuple[str, ...] = ()
+    check: Callable[[], None] | None = None
 
 
 def _checked(score: float) -> float:
@@ -128,6 +130,7 @@ def register(
     where: Literal["inline", "worker"] = "worker",
     cheap: Cheap | None = None,
     preload: tuple[str, ...] = (),
+    check: Callable[[], None] | None = None,
 ) -> Callable[[Scorer], Scorer]:
     """Registers a scorer under ``name``; the arguments are the fields of :class:`Rules`.
 
@@ -144,7 +147,7 @@ def register(
     def add(scorer: Scorer) -> Scorer:
         if name in _SCORERS:
             raise ValueError(f"verifier {name!r} is registered twice")
-        _SCORERS[name] = scorer, Rules(default_format, gold, deadline, where, cheap, preload)
+        _SCORERS[name] = scorer, Rules(default_format, gold, deadline, where, cheap, preload, check)
         return scorer
 
     return add

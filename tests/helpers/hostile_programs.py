@@ -5,8 +5,8 @@
 ``GREEDY``: takes what it can get; must end by its deadline.
 
 In the sources ``SECRET`` stands for the path of a readable file of the host, ``PORT`` for a port that the host listens
-on, ``PID`` for one of its processes, ``MARK`` for the name of the environment variable and of the files by which an escape
-would show.
+on, ``PID`` for one of its processes, ``MARK`` for the name of the environment variable and of the files by which an
+escape would show.
 """
 
 _PREAMBLE = """
@@ -36,7 +36,8 @@ def refused(*attacks):
 _HELD = {
     "reads accounts": "refused(lambda: open('/etc/passwd').read(), lambda: open('/etc/shadow').read())",
     "lists homes": "refused(*[lambda f=f: os.listdir(f) for f in ('/root', '/home', '/var', '/etc', '/mnt', '/srv')])",
-    "reads a file of the host": "refused(lambda: open('SECRET').read(), lambda: open('/proc/1/root' + 'SECRET').read())",
+    "reads a file of the host": """
+refused(lambda: open('SECRET').read(), lambda: open('/proc/1/root' + 'SECRET').read())""",
     "links to a file of the host": """
 os.symlink('SECRET', '/tmp/link')
 refused(lambda: open('/tmp/link').read(), lambda: os.link('SECRET', '/tmp/hard'))""",

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from brorl_jax.errors import UserError
 from brorl_jax.rewards import code, sandbox
-from brorl_jax.rewards.sandbox import isolation, seccomp
+from brorl_jax.rewards.sandbox import isolation
 from tests.helpers.hostile_programs import FORGED, GREEDY, HELD
 
 MARK = f"BRORL_JAX_{secrets.token_hex(6)}"

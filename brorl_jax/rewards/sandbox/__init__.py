@@ -6,16 +6,16 @@ first shares its process with the judged program, so nothing it says is believed
 assertions in a sandbox of their own.
 """
 
-from brorl_jax.rewards.sandbox.isolation import SandboxError, Settings, configure
+from brorl_jax.rewards.sandbox.isolation import ISOLATIONS, SandboxError, configure
 from brorl_jax.rewards.sandbox.process import Ended, Limits, OutOfTime, Sandbox, check, drop_tester, tester
 
 __all__ = [
+    "ISOLATIONS",
     "Ended",
     "Limits",
     "OutOfTime",
     "Sandbox",
     "SandboxError",
-    "Settings",
     "check",
     "configure",
     "drop_tester",

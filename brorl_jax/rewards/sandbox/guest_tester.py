@@ -299,11 +299,15 @@ def main():
         child = os.fork()
         if not child:
             try:
+                _, most = resource.getrlimit(resource.RLIMIT_AS)
+                memory = memory if most == resource.RLIM_INFINITY else min(memory, most)
                 resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
                 _job(*job)
-            finally:
                 os._exit(0)
-        os.waitpid(child, 0)
+            finally:
+                os._exit(1)
+        if status := os.waitpid(child, 0)[1]:
+            _send(b"r", json.dumps(f"their process ended (status {status})").encode())
 
 
 main()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -15,7 +13,12 @@ from pathlib import Path
 from brorl_jax.errors import UserError
 from brorl_jax.rewards.service import slot
 
-UNSAFE = "none"
+ISOLATIONS = ("bwrap", "none")
+_ISOLATION, _PACKAGES = "BRORL_JAX_SANDBOX", "BRORL_JAX_SANDBOX_PACKAGES"
+# Started as root, worker ``slot`` runs programs as this user plus slot: limits on processes are per user, and root
+# has none.
+_USER = 60_000
+_TMP_MB = 16  # size of the private /tmp, held in memory
 
 # The first thing a guest does: read its code, compiled by the same interpreter once for all sandboxes.
 _BOOT = """
@@ -38,51 +41,25 @@ class SandboxError(RuntimeError):
     """The sandbox did not work. Says nothing about the program: a grader error, never a reward of 0."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """How sandboxes are made on this machine.
-
-    Attributes:
-        isolation: ``"bwrap"``, or ``"none"``: programs run as the user, with limits but without any isolation.
-        python: Interpreter for programs; empty: this one if the sandbox's user can read it, else the system's.
-        packages: A folder with packages for programs and tests (numpy for the "plus" sets), made with
-            ``pip install --target``; empty: this interpreter's numpy where programs' interpreter can use it.
-        uid: Started as root, worker ``slot`` runs programs as user ``uid + slot``: limits on processes are per user,
-            and root has none.
-        tmp_mb: Size of the private ``/tmp``, held in memory.
-    """
-
-    isolation: str = "bwrap"
-    python: str = ""
-    packages: str = ""
-    uid: int = 60_000
-    tmp_mb: int = 16
-
-
-_VARIABLE = "BRORL_JAX_SANDBOX"
-
-
-def configure(settings: Settings) -> None:
+def configure(isolation: str, packages: str) -> None:
     """Sets how this process, and workers started from now on, make sandboxes (kept in the environment).
+
+    Args:
+        isolation: One of ``ISOLATIONS``. With ``"none"`` programs run as the user, with limits but not isolated at all.
+        packages: A folder with packages for programs and tests (numpy for the "plus" sets), made with
+            ``pip install --target``; empty: this interpreter's numpy where the programs' interpreter can use it.
 
     Raises:
         UserError: unknown isolation.
     """
-    if settings.isolation not in ("bwrap", UNSAFE):
-        raise UserError(
-            f"unknown isolation {settings.isolation!r} for the code sandbox; use 'bwrap', or 'none' (unsafe)"
-        )
-    os.environ[_VARIABLE] = json.dumps(dataclasses.asdict(settings))
+    if isolation not in ISOLATIONS:
+        raise UserError(f"unknown isolation {isolation!r} for the code sandbox; use 'bwrap', or 'none' (unsafe)")
+    os.environ[_ISOLATION], os.environ[_PACKAGES] = isolation, packages
 
 
-def settings() -> Settings:
-    """How this process makes sandboxes."""
-    return _parsed(os.environ.get(_VARIABLE, "{}"))
-
-
-@functools.cache
-def _parsed(text: str) -> Settings:
-    return Settings(**json.loads(text))
+def isolated() -> bool:
+    """Whether programs are isolated; False only where the user asked for that by name."""
+    return os.environ.get(_ISOLATION) != "none"
 
 
 def find_bwrap() -> str | None:
@@ -92,7 +69,7 @@ def find_bwrap() -> str | None:
 
 def user() -> int | None:
     """The user that programs run as, None for the present one."""
-    return settings().uid + slot() if os.geteuid() == 0 else None
+    return _USER + slot() if os.geteuid() == 0 else None
 
 
 def _readable(path: str | os.PathLike[str]) -> bool:
@@ -104,13 +81,13 @@ def _readable(path: str | os.PathLike[str]) -> bool:
 
 
 @functools.cache
-def interpreter(configured: str) -> str:
+def interpreter() -> str:
     """The real file of the interpreter that runs programs.
 
     Raises:
         SandboxError: there is none that the sandbox's user can run.
     """
-    tried = [configured] if configured else [sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"]
+    tried = [sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"]
     for python in tried:
         if python and os.path.exists(python) and _readable(python):
             return os.path.realpath(python)
@@ -169,12 +146,12 @@ def command(python: str, filter_fd: int, info_fd: int) -> list[str]:
             mounts += ["--ro-bind", f"/{name}", f"/{name}"]
     if not prefix.startswith("/usr"):
         mounts += ["--ro-bind", prefix, prefix]
-    for outside, inside in _packages(python, settings().packages):
+    for outside, inside in _packages(python, os.environ.get(_PACKAGES, "")):
         mounts += ["--ro-bind", outside, inside]
     return [
         *(bwrap, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
         *mounts,
-        *("--proc", "/proc", "--dev", "/dev", "--size", str(settings().tmp_mb << 20), "--tmpfs", "/tmp"),
+        *("--proc", "/proc", "--dev", "/dev", "--size", str(_TMP_MB << 20), "--tmpfs", "/tmp"),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--hostname", "sandbox"),
         *("--clearenv", "--setenv", "PATH", "/usr/bin", "--setenv", "HOME", "/tmp", "--setenv", "PYTHONHASHSEED", "0"),
         *("--setenv", "OPENBLAS_NUM_THREADS", "1", "--seccomp", str(filter_fd), "--info-fd", str(info_fd), "--"),

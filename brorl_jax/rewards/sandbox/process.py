@@ -20,7 +20,7 @@ from typing import IO, Any, Literal
 
 from brorl_jax.errors import UserError
 from brorl_jax.rewards.sandbox import isolation, seccomp
-from brorl_jax.rewards.sandbox.isolation import SandboxError, settings
+from brorl_jax.rewards.sandbox.isolation import SandboxError
 
 MAX_FRAME = 5 << 20  # bytes of one reply
 _START_S = 20.0  # to start an interpreter; our own code, so a machine that takes longer is in trouble
@@ -71,9 +71,9 @@ class Sandbox:
     def __init__(self, limits: Limits, guest: Literal["runner", "tester"] = "runner"):
         self._limits = limits
         self._buffer = bytearray()
-        python = isolation.interpreter(settings().python)
+        python = isolation.interpreter()
         code = isolation.code(python, guest)
-        self._isolated = settings().isolation != isolation.UNSAFE
+        self._isolated = isolation.isolated()
         self._process = self._spawn(python)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
