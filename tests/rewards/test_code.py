@@ -11,15 +11,16 @@ from brorl_jax import rewards
 from brorl_jax.data import code_tests
 from brorl_jax.errors import UserError
 from brorl_jax.rewards import code, sandbox
-from brorl_jax.rewards.code import Tests, judge
+from brorl_jax.rewards.code import judge
 from brorl_jax.rewards.sandbox import isolation, seccomp
+from brorl_jax.types import Prompt
 
 pytestmark = pytest.mark.usefixtures("sandboxed")
 LIMIT = 30.0  # seconds for what must not run out of time
 
 
 def scores(program, kind, **fields):
-    return judge(program, Tests(kind, **{"total_limit": LIMIT, **fields})).scores
+    return judge(program, code.Tests(kind, **{"total_limit": LIMIT, **fields})).scores
 
 
 def test_scripts():
@@ -100,7 +101,8 @@ def test_values_written_as_lists_of_one():
 def test_assertions():
     program = (
         "class Point:\n    def __init__(self, x): self.x = x\n    def twice(self): return Point(2 * self.x)\n"
-        "def make(x): return Point(x)\ndef bad(x): raise KeyError(x)\ndef words(s): return {w: len(w) for w in s.split()}"
+        "def make(x): return Point(x)\ndef bad(x): raise KeyError(x)\n"
+        "def words(s): return {w: len(w) for w in s.split()}"
     )
     tests = {
         "assert make(3).x == 3": 1.0,
@@ -162,32 +164,32 @@ def test_a_checker_may_give_parts():
 def test_broken_tests_are_no_fault_of_the_program():
     program = "def f(x): return x"
     with pytest.raises(sandbox.SandboxError, match="no_such_module"):
-        judge(program, Tests("assert", tests=["assert f(1)"], setup="import no_such_module", total_limit=LIMIT))
+        judge(program, code.Tests("assert", tests=["assert f(1)"], setup="import no_such_module", total_limit=LIMIT))
     with pytest.raises(sandbox.SandboxError, match="SyntaxError"):
-        judge(program, Tests("assert", tests=["assert f("], total_limit=LIMIT))
+        judge(program, code.Tests("assert", tests=["assert f("], total_limit=LIMIT))
     assert scores(program, "assert", tests=["assert f(1)"]) == [1.0]  # the tester is none the worse
 
 
 def test_limits():
     slow = "import sys\nif input() == 'slow':\n    while True: pass\nprint(1)"
     fields = {"inputs": ["quick", "slow", "quick"], "outputs": ["1"] * 3}
-    verdict = judge(slow, Tests("stdin", time_limit=2.0, total_limit=LIMIT, **fields))
+    verdict = judge(slow, code.Tests("stdin", time_limit=2.0, total_limit=LIMIT, **fields))
     assert (verdict.scores, verdict.why, verdict.passed) == ([1.0, 0.0, 1.0], "ok", False)
     assert verdict.fraction == pytest.approx(2 / 3)
-    verdict = judge(slow, Tests("stdin", total_limit=2.0, **fields))
+    verdict = judge(slow, code.Tests("stdin", total_limit=2.0, **fields))
     assert (verdict.why, verdict.fraction, verdict.scores[0]) == ("time", 0.0, 1.0)  # [V1]
 
 
 def test_what_does_not_compile_or_run():
-    verdict = judge("def f(:", Tests("call", [[1]], [1], fn="f", total_limit=LIMIT))
+    verdict = judge("def f(:", code.Tests("call", [[1]], [1], fn="f", total_limit=LIMIT))
     assert (verdict.why, verdict.fraction) == ("syntax", 0.0)
-    verdict = judge("1 / 0", Tests("call", [[1]], [1], fn="f", total_limit=LIMIT))
+    verdict = judge("1 / 0", code.Tests("call", [[1]], [1], fn="f", total_limit=LIMIT))
     assert "ZeroDivisionError" in verdict.why and verdict.fraction == 0.0
 
 
 def test_scorers(tmp_path):
     tests = {"kind": "call", "fn": "f", "inputs": [[1], [2], [3], [4]], "outputs": [1, 4, 9, 0], "total_limit": LIMIT}
-    prompt = rewards.code.Prompt("p", None, "", "", "code", "s", {"tests": tests})
+    prompt = Prompt("p", None, "", "", "code", "s", {"tests": tests})
     for name, score in (("code", 0.75), ("code_all", 0.0)):
         verifier = rewards.get(name)
         answer = verifier.extract("so:\n```python\ndef f(x): return x * x\n```\n", truncated=False)
@@ -211,7 +213,7 @@ def test_scorers(tmp_path):
 )
 def test_tests_that_make_no_sense(fields, complaint):
     with pytest.raises(ValueError, match=complaint):
-        Tests.of(fields)
+        code.Tests.of(fields)
 
 
 # --- the public sets -------------------------------------------------------------------------------------------------
@@ -228,8 +230,8 @@ def test_forms_of_rows():
     rows = [code_tests.input_output(apps), code_tests.code_contests(contests), code_tests.codeforces(forces)]
     assert [tests["time_limit"] for tests in rows] == [0.0, 2.5, 2.0]
     for tests in rows:
-        assert judge(ADD, Tests.of(tests | {"total_limit": LIMIT, "time_limit": 0.0})).passed
-        assert not judge("print(3.5)", Tests.of(tests | {"total_limit": LIMIT})).passed
+        assert judge(ADD, code.Tests.of(tests | {"total_limit": LIMIT, "time_limit": 0.0})).passed
+        assert not judge("print(3.5)", code.Tests.of(tests | {"total_limit": LIMIT})).passed
     with pytest.raises(ValueError, match="interaction"):
         code_tests.codeforces(forces | {"interaction_format": "asks"})
 
@@ -255,7 +257,9 @@ SETS = {"HumanEval.jsonl.gz": humaneval, "mbpp.jsonl": mbpp}
 
 
 def failing(problems):
-    verdicts = {key: judge(gold, Tests.of(tests | {"total_limit": 60.0})) for key, (gold, tests) in problems.items()}
+    verdicts = {
+        key: judge(gold, code.Tests.of(tests | {"total_limit": 60.0})) for key, (gold, tests) in problems.items()
+    }
     return {key: verdict.why for key, verdict in verdicts.items() if not verdict.passed}
 
 
@@ -278,7 +282,7 @@ def test_stubs_fail(shared_data, name):
     for _, tests in [*SETS[name](shared_data / name).values()][::40]:
         names = set(re.findall(r"(\w+)\(", tests["fn"] + "(" + "".join(tests["tests"]))) - {"assert", "check", "set"}
         stub = "".join(f"def {n}(*a, **k): return E()\n" for n in names)
-        assert judge(everything + stub, Tests.of(tests | {"total_limit": LIMIT})).fraction == 0.0
+        assert judge(everything + stub, code.Tests.of(tests | {"total_limit": LIMIT})).fraction == 0.0
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------
@@ -289,12 +293,12 @@ def test_without_isolation_nothing_starts(monkeypatch):
     with pytest.raises(UserError, match="apt-get install bubblewrap"):
         sandbox.check()
     with pytest.raises(sandbox.SandboxError):
-        judge(ADD, Tests("stdin", ["1 2"], ["3"]))
+        judge(ADD, code.Tests("stdin", ["1 2"], ["3"]))
 
 
 def test_a_run_does_not_start_without_isolation(monkeypatch):
     monkeypatch.setattr(isolation, "find_bwrap", lambda: None)
-    prompt = code.Prompt("p", None, "", "", "code", "s", {})
+    prompt = Prompt("p", None, "", "", "code", "s", {})
     with pytest.raises(UserError, match="isolated"):
         rewards.self_test([prompt])
 
