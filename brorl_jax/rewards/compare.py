@@ -57,8 +57,8 @@ def same_value(reply: bytes, expected: Any) -> bool:
         return False  # no writing of an equal value is that long
     try:
         return _same(json.loads(reply), expected)
-    except (ValueError, TypeError, RecursionError, OverflowError):
-        return False
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        return False  # not written by the runner
 
 
 def _same(node: Any, expected: Any) -> bool:

@@ -85,8 +85,8 @@ folders = ['/', '/usr', '/usr/bin', '/usr/lib', '/dev', '/dev/shm', '/proc', '/p
 refused(*[lambda f=f: open(f + '/MARK', 'w') for f in folders])""",
     "overwrites the interpreter": "refused(lambda: open(os.path.realpath(sys.executable), 'r+b'))",
     "changes the kernel's settings": """
-refused(*[lambda f=f: os.open(f, os.O_WRONLY) for f in ('/proc/sys/kernel/core_pattern', '/proc/sysrq-trigger',
-        '/proc/sys/vm/overcommit_memory', '/proc/self/uid_map', '/proc/1/oom_score_adj/x')])""",
+refused(*[lambda f=f: os.write(os.open(f, os.O_WRONLY), b'0 0 1') for f in ('/proc/sys/kernel/core_pattern',
+        '/proc/sys/vm/overcommit_memory', '/proc/sysrq-trigger', '/proc/self/uid_map', '/proc/1/uid_map')])""",
     "mounts": """
 refused(lambda: libcall('mount', b'none', b'/tmp', b'tmpfs', 0, None), lambda: libcall('umount2', b'/proc', 2),
         lambda: libcall('mount', b'none', b'/usr', None, 32 | 4096, None),
@@ -135,8 +135,8 @@ refused(*[lambda n=n: resource.setrlimit(getattr(resource, n), (1 << 40, 1 << 40
 refused(lambda: os.nice(-5), lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50)))""",
     "touches the machine": """
 import time
-refused(lambda: time.clock_settime(time.CLOCK_REALTIME, 0), lambda: call(170, ctypes.addressof(libc), 4),
-        lambda: call(169, 0xfee1dead, 672274793, 0x1234567), lambda: call(167, 0))""",
+refused(lambda: time.clock_settime(time.CLOCK_REALTIME, 0), lambda: libcall('sethostname', b'x', 1),
+        lambda: libcall('reboot', 0x1234567), lambda: libcall('swapon', b'/tmp', 0))""",
     "imports from elsewhere": """
 import importlib
 names = ['brorl_jax', 'jax', 'pytest', 'sitecustomize', 'usercustomize', 'runner', 'guest', 'tester', 'conftest']

@@ -30,7 +30,7 @@ def processes(user):
                 same = os.stat(f"/proc/{pid}").st_uid == user
             else:
                 same = os.readlink(f"/proc/{pid}/ns/pid") != mine
-            if same:
+            if same and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
                 found.add((int(pid), Path(f"/proc/{pid}/cmdline").read_text()[:80]))
         except OSError:
             continue

@@ -6,6 +6,7 @@ out is bytes, at most so many, until a deadline that is kept out here. See ``doc
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import marshal
@@ -24,6 +25,7 @@ from brorl_jax.rewards.sandbox.isolation import SandboxError
 
 MAX_FRAME = 5 << 20  # bytes of one reply
 _START_S = 20.0  # to start an interpreter; our own code, so a machine that takes longer is in trouble
+_END_S = 10.0  # for a killed tree to be gone
 _WATCH_S = 0.1  # between two looks at the memory of the whole tree
 
 
@@ -74,6 +76,8 @@ class Sandbox:
         python = isolation.interpreter()
         code = isolation.code(python, guest)
         self._isolated = isolation.isolated()
+        self._info: IO[bytes] | None = None
+        self._first: int | None = None  # a pidfd of the first process of the namespace
         self._process = self._spawn(python)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
@@ -85,7 +89,9 @@ class Sandbox:
                 rlimits = (limits.cpu_s, limits.memory_mb << 20, limits.processes, limits.file_mb << 20, limits.files)
                 self.send(marshal.dumps(("limits", *rlimits), 2), time.monotonic() + _START_S)
             self.receive(time.monotonic() + _START_S)
-        except (Ended, OutOfTime):
+            if self._info is not None:
+                self._first = os.pidfd_open(json.loads(os.read(self._info.fileno(), 4096))["child-pid"])
+        except (Ended, OutOfTime, ProcessLookupError):
             why = self._complaint()
             self.close()
             raise SandboxError(why) from None
@@ -108,7 +114,7 @@ class Sandbox:
         finally:
             os.close(filter_read)
             os.close(info_write)
-            self._info: IO[bytes] = os.fdopen(info_read, "rb")
+            self._info = os.fdopen(info_read, "rb")
         return process
 
     def _popen(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
@@ -205,33 +211,26 @@ class Sandbox:
     def close(self) -> None:
         """Kills the tree and returns once every process of it is gone.
 
-        The first process of the pid namespace is killed, not bwrap outside: the kernel reaps a namespace before its
-        first process counts as ended, and bwrap waits for that.
+        The first process of the pid namespace is killed and waited for, not bwrap outside, which leaves earlier: the
+        kernel ends all others before that one counts as ended.
         """
         process = self._process
-        if process.returncode is None:
-            if self._isolated:
-                self._kill_first()
-            else:
-                os.killpg(process.pid, signal.SIGKILL)
-            try:
-                process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        for pipe in (process.stdin, process.stdout, process.stderr, getattr(self, "_info", None)):
+        if self._first is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._first, signal.SIGKILL)
+            select.select([self._first], [], [], _END_S)
+            os.close(self._first)
+            self._first = None
+        elif process.returncode is None:
+            process.kill() if self._isolated else os.killpg(process.pid, signal.SIGKILL)
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr, self._info):
             if pipe is not None:
                 pipe.close()
-
-    def _kill_first(self) -> None:
-        ready, _, _ = select.select([self._info], [], [], 1.0)
-        try:
-            os.kill(
-                json.loads(os.read(self._info.fileno(), 4096))["child-pid"] if ready else self._process.pid,
-                signal.SIGKILL,
-            )
-        except (ValueError, KeyError, ProcessLookupError):
-            self._process.kill()
 
 
 def check() -> None:
