@@ -18,18 +18,29 @@ import time
 
 from absl import app, flags
 
-from brorl_jax import main as main_lib
+from brorl_jax import config as config_lib
+from brorl_jax.commandline import guarded, parser, print_dry_run
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 from brorl_jax.interrupt import Interrupted, Stop
 
 FLAGS = flags.FLAGS
+flags.DEFINE_string("workdir", None, "Of the run, on a path that the trainer sees, too.")
 flags.DEFINE_integer("servers", 1, "How many, on consecutive ports.", lower_bound=1)
 POLL_S = 0.5
 
 
+def _finish(config: Config) -> None:
+    config_lib.validate(config)
+    if not FLAGS.dry_run and not FLAGS.workdir:
+        raise UserError("--workdir is missing; name the folder of the run, or use --dry_run")
+
+
 def run(_: list[str]) -> None:
     """Until a signal, or until a server ends, which is an error."""
+    if FLAGS.dry_run:
+        print_dry_run(FLAGS.config)
+        return
     with Stop() as stop:
         try:
             serve(FLAGS.config, pathlib.Path(FLAGS.workdir), FLAGS.servers, stop)
@@ -75,4 +86,4 @@ def serve(config: Config, workdir: pathlib.Path, count: int, stop: Stop) -> None
 
 
 if __name__ == "__main__":
-    app.run(main_lib.guarded(run), flags_parser=main_lib.guarded(main_lib.parse))
+    app.run(guarded(run), flags_parser=parser("configs/brorl_n512.py", _finish))

@@ -23,6 +23,7 @@ from brorl_jax.rollout.sglang import guard
 
 STOP_S = 15.0
 READY_S = 5.0
+GONE_S = 5.0
 LAST_BYTES = 4000
 # The trainer's own settings must not leak into the server's process.
 DROPPED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "XLA_FLAGS", "JAX_PLATFORMS")
@@ -180,7 +181,11 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # where the guard itself was killed, the others may still be there
         process.wait()
-        self._process = None
+        self._process, end = None, time.monotonic() + GONE_S
+        with contextlib.suppress(ProcessLookupError):
+            while time.monotonic() < end:  # ports and GPU memory are free only when the last of them has ended
+                os.killpg(process.pid, 0)
+                time.sleep(0.05)
 
     def last_words(self) -> str:
         """The last lines of its log, on one line."""

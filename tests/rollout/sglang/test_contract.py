@@ -19,7 +19,7 @@ PARAMS = cases.table_weights(seed=1)
 
 @pytest.fixture
 def engine(url, tmp_path):
-    with cases.engine([url], tmp_path / "weights", start_timeout_s=300.0) as made:
+    with cases.engine([url], tmp_path / "weights", start_timeout_s=600.0) as made:
         made.publish(PARAMS, 7)
         yield made
 

@@ -42,7 +42,7 @@ def engines(family, tmp_path):
     params = cases.random_weights(cfg, seed=5)
     local = LocalEngine(cfg, rows=64, chunk=8)
     local.publish(params, 3)
-    with cases.engine([server.spec.url], tmp_path / "weights", cfg, start_timeout_s=300.0) as remote:
+    with cases.engine([server.spec.url], tmp_path / "weights", cfg, start_timeout_s=600.0) as remote:
         remote.publish(params, 3)
         yield remote, local
 
@@ -95,7 +95,7 @@ def get_config():
     c.data.train.small = source("jsonl", path={str(folder / "train.jsonl")!r}, verifier="even_start")
     c.data.max_prompt_tokens = 24
     c.rollout.engine = "sglang"
-    c.rollout.sglang.start_timeout_s = 300.0
+    c.rollout.sglang.start_timeout_s = 600.0
     c.rollout.update(prompts_per_step=4, n=32, max_tokens=8, stop_ids=tuple(range(3, 60)))
     c.rollout.sglang.launch.update({sglang.pop("launch", {})!r})
     c.rollout.sglang.update({sglang!r})
@@ -126,12 +126,12 @@ def steps_done(workdir):
 
 
 def wait_for_steps(run, workdir, steps):
-    cases.wait_for(lambda: steps_done(workdir) >= steps or run.poll() is not None, f"step {steps}", 400.0)
+    cases.wait_for(lambda: steps_done(workdir) >= steps or run.poll() is not None, f"step {steps}", 600.0)
     assert run.poll() is None, (workdir.parent / "log").read_text()[-2000:]
 
 
 def finish(run, workdir):
-    assert run.wait(400) == 0, (workdir.parent / "log").read_text()[-2000:]
+    assert run.wait(600) == 0, (workdir.parent / "log").read_text()[-2000:]
 
 
 def check_run(workdir):
