@@ -13,7 +13,7 @@ Command: python -m brorl_jax.main --config=configs/mixture.py --workdir=runs/mix
 from brorl_jax.config import default, source
 
 SHARES = {"sums": 2.0, "backward": 1.0}
-SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2, "operators": ("+",)}
+SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2, "operators": ("+",)}
 TASKS = {
     "sums": {
         "task": "basic_arithmetic",

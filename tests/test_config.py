@@ -16,7 +16,7 @@ from brorl_jax.config import ConfigError, source
 from brorl_jax.config_checks import check_override, leaves
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
-CONFIGS = ("quickstart", "smollm2_135m", "brorl_n512", "prorl_n16")
+CONFIGS = ("quickstart", "mixture", "smollm2_135m", "smollm2_gsm8k", "brorl_n512", "prorl_n16")
 LEAVES = leaves(config_lib.default())
 
 
@@ -242,7 +242,7 @@ def test_the_shipped_configs_are_valid(name):
 
 
 def test_the_papers_arms_have_the_papers_figures():
-    arms = {name: config_lib.derived(load(str(REPO / "configs" / f"{name}.py"))) for name in CONFIGS[2:]}
+    arms = {name: config_lib.derived(load(str(REPO / "configs" / f"{name}.py"))) for name in CONFIGS[-2:]}
     broad, narrow = arms["brorl_n512"], arms["prorl_n16"]
     assert (broad["samples_per_step"], narrow["samples_per_step"]) == (65_536, 8_192)
     assert broad["updates_per_step"] == narrow["updates_per_step"]
@@ -253,7 +253,7 @@ def test_the_papers_arms_have_the_papers_figures():
 
 
 def test_the_papers_arms_differ_only_where_the_papers_do():
-    broad, narrow = (load(str(REPO / "configs" / f"{name}.py")) for name in CONFIGS[2:])
+    broad, narrow = (load(str(REPO / "configs" / f"{name}.py")) for name in CONFIGS[-2:])
     assert leaves(broad) == leaves(narrow)
     changed = {path for path in leaves(broad) if get(broad, path) != get(narrow, path)}
     assert changed == {"name", "rollout.prompts_per_step", "rollout.n", "train.steps"}

@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     add("name", choices=sorted(FAMILIES), metavar="NAME", help="the family, see below")
     add("--out", required=True, help="directory to write; a prepared one is replaced")
     add("--from", dest="source", nargs="+", default=[], metavar="PATH", help="files or directories instead of the hub")
+    add("--split", default="", help="of the hub data set, instead of the family's; such as test, for evaluation")
     add("--revision", default="", help="branch, tag or commit of the hub data set")
     add("--verifier", default="", help="instead of the family's")
     add("--plugins", nargs="+", default=[], metavar="MODULE", help="modules that register verifiers of one's own")
@@ -120,8 +121,9 @@ def _rows(name: str, fam: Family, arguments: argparse.Namespace) -> tuple[Iterab
     if fam.hub is None:
         raise ValueError(f"{name} is on no hub: name its files with --from")
     more = {"data_files": fam.hub.data_files} if fam.hub.data_files else {}
-    rows = files.read_hub(fam.hub.path, fam.hub.name, fam.hub.split, arguments.revision, **more)
-    return rows, {**dataclasses.asdict(fam.hub), "revision": arguments.revision}
+    split = arguments.split or fam.hub.split
+    rows = files.read_hub(fam.hub.path, fam.hub.name, split, arguments.revision, **more)
+    return rows, {**dataclasses.asdict(fam.hub), "split": split, "revision": arguments.revision}
 
 
 def _files(paths: Sequence[str | Path]) -> list[Path]:

@@ -178,6 +178,9 @@ def test_rows_come_from_the_hub_where_no_file_is_named(tmp_path, monkeypatch):
     assert seen == [(("openai/gsm8k", "main"), {"split": "train", "revision": "abc"})]
     origin = {"path": "openai/gsm8k", "name": "main", "split": "train", "data_files": "", "revision": "abc"}
     assert manifest_of(tmp_path / "o")["origin"] == origin
+    main(["gsm8k", "--split", "test", "--out", str(tmp_path / "o")])
+    assert seen[1][1] == {"split": "test", "revision": None}
+    assert manifest_of(tmp_path / "o")["origin"]["split"] == "test"
 
 
 def test_generated_tasks(tmp_path):
