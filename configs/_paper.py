@@ -9,6 +9,11 @@ from brorl_jax.config import default, source
 
 BASE_SAMPLES = 512 * 16  # [P] samples per step of the N = 16 arm: what the base learning rate belongs to
 
+# [V1] thousands of prompts of each family. Prepare them first, see docs/data.md:
+#     for name in deepscaler eurus_code scp116k nemotron_if; do
+#         python -m brorl_jax.data.prepare $name --out data/$name --against BENCHMARK_FILES; done
+PREPARED = {"deepscaler": 40.0, "eurus_code": 24.0, "scp116k": 25.0, "nemotron_if": 10.0}
+
 # [V1] trains on 96 reasoning-gym tasks and does not list them; this choice across the eleven groups is ours.
 REASONING_GYM = {
     "algebra": ("simple_equations", "polynomial_equations", "simple_integration"),
@@ -50,17 +55,10 @@ def _model_and_hardware(config):
 def _data(config):
     """[P] names five families (math, code, science, instruction following, logic) and neither mix nor sizes.
 
-    Here: the two families with a verifier in this package. Shares are [V1]'s counts, 40k math to 37k logic.
+    Here: [V1]'s sources of the five, with its counts as shares.
     """
-    config.data.train.deepscaler = source(  # [V1] 40k math prompts from DeepScaleR; verifier: ours, exact numbers
-        "huggingface",
-        path="agentica-org/DeepScaleR-Preview-Dataset",
-        question="problem",
-        answer="answer",
-        verifier="numeric:boxed",
-        weight=40.0,
-        prompt="{question}\nLet's think step by step and output the final answer within \\boxed{}.",  # [V1] asks both
-    )
+    for name, share in PREPARED.items():
+        config.data.train[name] = source("prepared", path=f"data/{name}", weight=share)
     tasks = [(group, task) for group, names in REASONING_GYM.items() for task in names]
     for group, task in tasks:
         # [V1] the task's own continuous score, <answer> tags; the sentence that asks for them is ours

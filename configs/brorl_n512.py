@@ -6,6 +6,7 @@ _paper.py as the paper's, a public re-implementation's, or ours where nobody pub
 Hardware: the paper used 64 H100.
 Time and result, published: 191 steps in 173.8 h; math 63.03, code 54.20, reasoning-gym 63.09 (start: 61.69, 52.00,
 61.29). With this package: unknown, never run. The data mix is not the paper's (see _paper.py).
+Data: four prepared sets, see _paper.py; reasoning-gym makes the fifth family.
 Command: python -m brorl_jax.main --config=configs/brorl_n512.py --workdir=runs/brorl_n512
 Look first: python -m brorl_jax.main --config=configs/brorl_n512.py --dry_run
 """

@@ -6,6 +6,7 @@ N and the number of steps alone; the learning rate follows from the samples per 
 Hardware: the paper used 64 H100.
 Time and result, published: 535 steps in 133.8 h; math 62.02, code 52.74, reasoning-gym 61.45 (start: 61.69, 52.00,
 61.29). With this package: unknown, never run. The data mix is not the paper's (see _paper.py).
+Data: four prepared sets, see _paper.py; reasoning-gym makes the fifth family.
 Command: python -m brorl_jax.main --config=configs/prorl_n16.py --workdir=runs/prorl_n16
 Look first: python -m brorl_jax.main --config=configs/prorl_n16.py --dry_run
 """
