@@ -1,18 +1,16 @@
-"""Programs: their tests in the form of :class:`brorl_jax.rewards.judge.Tests`."""
+"""Programs: their tests in the form of :class:`brorl_jax.rewards.code.Tests`."""
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from brorl_jax.data import code_tests
 from brorl_jax.data.prepare.families import Hub, Item, Row, Skip, column, family
 
-CODE = (
-    "{question}\n\nWrite Python code that solves the problem, between lines of triple backticks."  # [V1] asks for them
-)
+# [V1] asks for triple backticks; the sentence is ours.
+CODE = "{question}\n\nWrite Python code that solves the problem, between lines of triple backticks."
 
 # The sentence that Eurus-2 puts after its problems; white space differs from row to row.
 _EURUS_REQUEST = re.compile(r"\s*Write Python code to solve the problem\. Present the code in.*\Z", re.DOTALL)
@@ -31,48 +29,23 @@ def eurus_code(row: Row) -> Item:
     if column(row, "ability") != "code":
         raise Skip("not_code")
     question = _EURUS_REQUEST.sub("", column(row, "prompt")[-1]["content"]).strip()
-    truth = column(row, "reward_model")["ground_truth"]
-    tests = _tests(json.loads(truth) if isinstance(truth, str) else truth)
+    tests = _tests(column(row, "reward_model")["ground_truth"])
     return Item(question, meta={"origin": column(row, "data_source"), "tests": tests}, said=_with_name(question, tests))
 
 
-def _tests(found: Mapping[str, Any]) -> dict[str, Any]:
-    """From ``{"inputs", "outputs"[, "fn_name"]}``, as APPS and its descendants write it.
+def _tests(truth: Any) -> dict[str, Any]:
+    """The row's tests.
 
     Raises:
-        Skip: there are none, or they are not one output for every input.
+        Skip: there are none, or they can't be read.
     """
-    inputs, outputs, fn = found.get("inputs") or [], found.get("outputs") or [], found.get("fn_name")
-    if not inputs or len(inputs) != len(outputs):
+    try:
+        tests = code_tests.input_output(truth)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Skip("tests_unreadable") from error
+    if not tests["inputs"]:
         raise Skip("no_tests")
-    if not fn:
-        return {"kind": "stdin", "inputs": list(map(_text, inputs)), "outputs": list(map(_text, outputs))}
-    values = list(map(_value, outputs))
-    if all(isinstance(value, list) and len(value) == 1 for value in values):
-        values = [value[0] for value in values]  # the value is wrapped in a list
-    return {"kind": "call", "fn": fn, "inputs": list(map(_arguments, inputs)), "outputs": values}
-
-
-def _text(entry: Any) -> str:
-    return "\n".join(map(str, entry)) if isinstance(entry, list) else str(entry)
-
-
-def _arguments(entry: Any) -> list[Any]:
-    """A list of arguments, or text with one JSON value a line."""
-    if isinstance(entry, list):
-        return entry
-    try:
-        return [json.loads(line) for line in entry.splitlines() if line.strip()]
-    except (AttributeError, ValueError) as error:
-        raise Skip("arguments_unreadable") from error
-
-
-def _value(entry: Any) -> Any:
-    """A value, or its JSON; text that is no JSON stands for itself."""
-    try:
-        return json.loads(entry) if isinstance(entry, str) else entry
-    except ValueError:
-        return entry
+    return tests
 
 
 def _with_name(question: str, tests: Mapping[str, Any]) -> str:
@@ -94,25 +67,11 @@ def mbpp(row: Row) -> Item:
     number = int(column(row, "task_id"))
     if number not in _MBPP_TRAIN:
         raise Skip("not_training_split")
-    tests, program = list(column(row, "test_list")), column(row, "code").replace("\r\n", "\n")
-    question = column(row, "text").strip()
-    setup = str(row.get("test_setup_code") or "").replace("\r\n", "\n")
+    question, shown = column(row, "text").strip(), column(row, "test_list")[0]
     return Item(
         question,
-        gold=program,
+        gold=column(row, "code").replace("\r\n", "\n"),
         key=str(number),
-        meta={"tests": {"kind": "assert", "fn": _under_test(program, tests), "tests": tests, "setup": setup}},
-        said=f"{question}\nIt must pass tests such as `{tests[0]}`.",
+        meta={"tests": code_tests.mbpp(dict(row))},
+        said=f"{question}\nIt must pass tests such as `{shown}`.",
     )
-
-
-def _under_test(program: str, tests: list[str]) -> str:
-    """The program's functions that the tests call, separated by commas."""
-    defined = {node.name for node in ast.parse(program).body if isinstance(node, ast.FunctionDef)}
-    called = {
-        node.func.id
-        for test in tests
-        for node in ast.walk(ast.parse(test))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    }
-    return ",".join(sorted(defined & called))

@@ -66,7 +66,7 @@ ITEMS = {
             "Add two.",
             meta={
                 "origin": "taco",
-                "tests": {"kind": "stdin", "inputs": ["1 2\n", "3\n4"], "outputs": ["3\n", "7"]},
+                "tests": {"kind": "stdin", "inputs": ["1 2\n", "3\n4"], "outputs": ["3\n", "7"], "time_limit": 0.0},
             },
             said="Add two.",
         ),
@@ -86,7 +86,7 @@ ITEMS = {
             meta={
                 "tests": {
                     "kind": "assert",
-                    "fn": "add",
+                    "fn": "",
                     "tests": ["assert add(1, 2) == 3", "assert add(len('a'), 0) == 1"],
                     "setup": "",
                 }
@@ -142,11 +142,11 @@ def test_a_row_becomes_this_item(name):
         ("nemotron_if", {"args": {"instruction_id_list": ["x:y"], "instruction_kwargs": [{}]}}, "unknown_instruction"),
         ("eurus_code", {"ability": "math"}, "not_code"),
         ("eurus_code", {"reward_model": {"ground_truth": '{"inputs": [], "outputs": []}'}}, "no_tests"),
-        ("eurus_code", {"reward_model": {"ground_truth": '{"inputs": ["1"], "outputs": []}'}}, "no_tests"),
+        ("eurus_code", {"reward_model": {"ground_truth": '{"inputs": ["1"], "outputs": []}'}}, "tests_unreadable"),
         (
             "eurus_code",
             {"reward_model": {"ground_truth": '{"fn_name": "f", "inputs": ["x"], "outputs": ["1"]}'}},
-            "arguments_unreadable",
+            "tests_unreadable",
         ),
         ("mbpp", {"task_id": 600}, "not_training_split"),
     ],
@@ -173,13 +173,19 @@ def test_a_models_answer_confirms_where_no_flag_does():
         ({"inputs": ['"ab"\n1', '"c"\n2'], "outputs": ["3", "4"]}, [["ab", 1], ["c", 2]], [3, 4]),
         ({"inputs": [["ab"]], "outputs": [["YES"]]}, [["ab"]], ["YES"]),  # the one value, in a list
         ({"inputs": [["ab"], ["c"]], "outputs": [[1], [1, 2]]}, [["ab"], ["c"]], [[1], [1, 2]]),  # lists are values
-        ({"inputs": [["ab"]], "outputs": ["not json"]}, [["ab"]], ["not json"]),
+        ({"inputs": [["ab"]], "outputs": ["no JSON"]}, [["ab"]], ["no JSON"]),
     ],
 )
 def test_functions_of_eurus_in_every_spelling(truth, inputs, outputs):
     row = {**ITEMS["eurus_code"][0], "reward_model": {"ground_truth": json.dumps({**truth, "fn_name": "solve"})}}
     item = FAMILIES["eurus_code"].convert(row)
-    assert item.meta["tests"] == {"kind": "call", "fn": "solve", "inputs": inputs, "outputs": outputs}
+    assert item.meta["tests"] == {
+        "kind": "call",
+        "fn": "solve",
+        "inputs": inputs,
+        "outputs": outputs,
+        "time_limit": 0.0,
+    }
     assert item.said == "Add two.\n\nName it `solve`."
 
 
