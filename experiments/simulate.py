@@ -12,12 +12,16 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
+import itertools
 import os
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import jax
+import numpy as np
 
 from brorl_jax.theory.simulator import AdamW, Record, Setup, simulate
 
@@ -42,11 +46,18 @@ class Case(NamedTuple):
 
 
 def run(cases: Sequence[Case], seeds: Sequence[int], threads: int | None = None) -> list[Record]:
-    """All ``cases``, each over all ``seeds``, a thread per core: XLA leaves most of a single run to one core."""
-    order = sorted(range(len(cases)), key=lambda i: -cases[i].setup.n)  # the long ones first
+    """All ``cases``, each over all ``seeds``; a thread per core takes one seed of one case at a time.
+
+    On CPU that is faster than all seeds in one program: XLA leaves most of a run to one core, and one seed's arrays fit
+    into its cache.
+    """
+    jobs = sorted(
+        itertools.product(range(len(cases)), seeds), key=lambda job: -cases[job[0]].setup.n
+    )  # long ones first
     with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
-        futures = {i: pool.submit(simulate, cases[i].setup, cases[i].adamw, tuple(seeds)) for i in order}
-        return [futures[i].result() for i in range(len(cases))]
+        done = {(i, seed): pool.submit(simulate, cases[i].setup, cases[i].adamw, (seed,)) for i, seed in jobs}
+        parts = [[done[i, seed].result() for seed in seeds] for i in range(len(cases))]
+    return [jax.tree.map(lambda *x: np.concatenate(x), *records) for records in parts]
 
 
 def rows(cases: Sequence[Case], seeds: Sequence[int], records: Sequence[Record], *, last: bool) -> Iterable[Row]:

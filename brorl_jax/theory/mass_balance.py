@@ -120,7 +120,7 @@ def logit_update(
 ) -> Float[Array, "*batch V"]:
     """One gradient-ascent step on J: ``dz_j = (eta/N) p_j (s_j - S)``; on unsampled tokens ``-(eta/N) p_j S``."""
     probs, signal = jnp.asarray(probs), jnp.asarray(signal)
-    mood = jnp.sum(signal * probs, axis=-1, keepdims=True)
+    mood = jnp.vecdot(signal, probs, precision="highest")[..., None]  # CPUs add a product faster than a sum
     return eta / jnp.asarray(n)[..., None] * probs * (signal - mood)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from benchmarks.simulator import NumpyLoop
 from brorl_jax.theory import mass_balance, simulator
 from brorl_jax.theory.precision import float64
 from brorl_jax.theory.simulator import AdamW, Setup
@@ -16,69 +19,22 @@ SMALL = Setup(n=12, vocab=50, correct=9, steps=20, log_every=10)
 FULL = Setup(n=512)
 
 
-def softmax(z: np.ndarray) -> np.ndarray:
-    p = np.exp(z - z.max())
-    return p / p.sum()
-
-
-def start_logits(setup: Setup) -> np.ndarray:
-    z = np.where(np.arange(setup.vocab) < setup.correct, 3.0, 0.0)
-    z[0] = 5.0
-    return z
-
-
-class NumpyLoop:
-    """The experiment as the paper words it, on logits, in float64."""
-
-    def __init__(self, setup: Setup, adamw: AdamW) -> None:
-        self.setup, self.adamw = setup, adamw
-        self.z = start_logits(setup)
-        self.p0 = softmax(self.z)
-        self.rewards = np.where(np.arange(setup.vocab) < setup.correct, 1.0, -1.0)
-        self.m, self.v, self.t = np.zeros_like(self.z), np.zeros_like(self.z), 0
-
-    def step(self, counts: np.ndarray) -> None:
-        a, n, p = self.adamw, counts.sum(), softmax(self.z)
-        centred = self.rewards - (counts * self.rewards).sum() / n
-        weight = centred * (counts if self.setup.reading == "multiplicity" else counts > 0)
-        g = -p * (weight - weight @ p) / n
-        self.t += 1
-        self.m = a.b1 * self.m + (1 - a.b1) * g
-        self.v = a.b2 * self.v + (1 - a.b2) * g * g
-        m, v = self.m / (1 - a.b1**self.t), self.v / (1 - a.b2**self.t)
-        self.z = self.z * (1 - a.lr * a.weight_decay) - a.lr * m / (np.sqrt(v) + a.eps)
-
-    def figures(self) -> dict[str, float]:
-        p = softmax(self.z)
-        change = (p - self.p0)[: self.setup.correct]
-        return {
-            "q_pos": p[: self.setup.correct].sum(),
-            "improved": (change > 0).mean(),
-            "worst_drop": change.min(),
-            "retained": 1 - np.maximum(-change, 0).sum() / self.p0[: self.setup.correct].sum(),
-            "entropy": -(p * np.log(p)).sum(),
-        }
-
-
-def drawn(setup: Setup, seed: int, p: np.ndarray) -> np.ndarray:
-    return np.bincount(np.random.default_rng(seed).choice(p.size, setup.n, p=p), minlength=p.size)
-
-
 def together(setup: Setup, adamw: AdamW, steps: int) -> tuple[NumpyLoop, simulator.Record, np.ndarray]:
     """``steps`` updates on the same draws, the loop's: the loop, our record in the precision in force, our ``d``."""
     loop = NumpyLoop(setup, adamw)
     begin = simulator.start(setup)
-    state = simulator.initial(begin)
+    state = simulator.initial(setup, begin)
     pad = begin.p.size - setup.vocab
 
     @jax.jit
     def advance(state, counts):
-        return simulator.update(state, simulator.probabilities(begin, state.d), counts, begin, adamw, setup.reading)
+        return simulator.update(state, simulator.probabilities(begin, state), counts, begin, adamw, setup)
 
-    for seed in range(steps):
-        counts = drawn(setup, seed, softmax(loop.z))
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        counts = loop.draw(rng)
         loop.step(counts)
-        state = advance(state, jnp.asarray(np.pad(counts, (0, pad)), jnp.int32))
+        state = advance(state, jnp.asarray(np.pad(counts, (0, pad)), begin.p.dtype))
     record = jax.jit(simulator.measure, static_argnums=2)(state, begin, setup.correct)
     return loop, jax.tree.map(np.asarray, record), np.asarray(state.d)[: setup.vocab]
 
@@ -88,14 +44,14 @@ def test_float64_is_the_numpy_loop(reading):
     setup = Setup(n=12, vocab=50, correct=9, reading=reading)
     with jax.enable_x64(True):
         loop, record, d = together(setup, AdamW(weight_decay=0.1, eps=1e-7), steps=40)
-    np.testing.assert_allclose(d, loop.z - start_logits(setup), rtol=1e-9, atol=1e-13)
+    np.testing.assert_allclose(d, loop.z - loop.z0, rtol=1e-9, atol=1e-13)
     for name, want in loop.figures().items():
         np.testing.assert_allclose(getattr(record, name), want, rtol=1e-9, err_msg=name)
 
 
 def compare_float32(steps: int) -> None:
     loop, record, d = together(FULL, AdamW(), steps)
-    moved = loop.z - start_logits(FULL)
+    moved = loop.z - loop.z0
     assert record.q_pos.dtype == np.float32
     np.testing.assert_allclose(d, moved, rtol=2e-4, atol=2e-5 * np.abs(moved).max())
     want = loop.figures()
@@ -123,7 +79,7 @@ def test_update_is_optax_adamw_on_the_autodiff_gradient():
         begin = simulator.start(setup)
         optimiser = optax.adamw(0.02, b1=0.8, b2=0.95, eps=1e-6, weight_decay=0.3)
         z = begin.z[: setup.vocab]
-        theirs, ours = optimiser.init(z), simulator.initial(begin)
+        theirs, ours = optimiser.init(z), simulator.initial(setup, begin)
         pad = begin.p.size - setup.vocab
         for seed in range(8):
             draws = np.random.default_rng(seed).choice(setup.vocab, setup.n, p=np.asarray(jax.nn.softmax(z)))
@@ -134,8 +90,8 @@ def test_update_is_optax_adamw_on_the_autodiff_gradient():
 
             updates, theirs = optimiser.update(jax.grad(loss)(z), theirs, z)
             z = optax.apply_updates(z, updates)
-            counts = jnp.asarray(np.bincount(draws, minlength=setup.vocab + pad))
-            ours = simulator.update(ours, simulator.probabilities(begin, ours.d), counts, begin, adamw, "multiplicity")
+            counts = jnp.asarray(np.bincount(draws, minlength=setup.vocab + pad), begin.p.dtype)
+            ours = simulator.update(ours, simulator.probabilities(begin, ours), counts, begin, adamw, setup)
         np.testing.assert_allclose((begin.z + ours.d)[: setup.vocab], z, rtol=1e-12, atol=1e-14)
 
 
@@ -187,6 +143,50 @@ def test_full_size_draws_reach_the_rare_tokens():
     assert abs(got - never) < 4 * np.sqrt(never * (1 - never) / 118_000)
     halves = (counts[10_000:69_000].sum(), counts[69_000:].sum())  # equal weights, however far along the sum
     assert abs(halves[0] - halves[1]) < 4 * np.sqrt(sum(halves))
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        Setup(n=3, vocab=60, correct=8, steps=10),  # 30 slots for 52 incorrect tokens
+        Setup(n=4, vocab=14, correct=5, steps=2, log_every=2, seeded=False),  # 8 for 9: many draws of one new token
+    ],
+)
+def test_tokens_never_drawn_can_share_a_slot(setup):
+    """The same law as the loop's, which has an entry for each token: means and spreads of every figure, 600 seeds."""
+    assert setup.pool is not None
+    adamw = AdamW(lr=0.05)
+    record = simulator.simulate(setup, adamw, seeds=tuple(range(600)))
+    runs = []
+    for seed in range(600):
+        loop, rng = NumpyLoop(setup, adamw), np.random.default_rng(seed)
+        for _ in range(setup.steps):
+            loop.step(loop.draw(rng))
+        runs.append(loop.figures())
+    for name in runs[0]:
+        ours, theirs = np.asarray(getattr(record, name)[:, -1], np.float64), np.array([run[name] for run in runs])
+        middle = theirs.mean()
+        for a, b in ((ours, theirs), ((ours - middle) ** 2, (theirs - middle) ** 2)):
+            error = np.sqrt((a.var() + b.var()) / 600)
+            assert abs(a.mean() - b.mean()) < 4.5 * error + 1e-7, name
+
+
+def test_draws_of_the_pool_get_slots_of_their_own():
+    """Every draw is counted once, new tokens fill the next slots, and the pool has as many tokens less."""
+    setup = Setup(n=6, vocab=40, correct=2, steps=5, log_every=5)  # pool of 38 at slot 32
+    state = simulator.initial(setup, simulator.start(setup))
+    counts, copies = np.zeros(48, np.float32), np.array(state.copies)
+    copies[[2, 3, 4, 32]] = [1, 1, 1, 35]  # three have been drawn before
+    counts[[0, 3, 32]] = [1, 1, 4]
+    split, seen = jax.jit(functools.partial(simulator.tell_apart, setup=setup)), set()
+    for seed in range(300):
+        new, left = map(np.asarray, split(jax.random.key(seed), counts, copies))
+        k = int(35 - left[32])
+        assert new[32] == 0 and new.sum() == 6 and (new[0], new[3]) == (1, 1)
+        assert (new[5 : 5 + k] > 0).all() and new[5 : 5 + k].sum() == 4
+        assert (left[:5] == 1).all() and (left[5 : 5 + k] == 1).all() and left.sum() == 40
+        seen.add(k)
+    assert seen == {3, 4} or seen == {2, 3, 4}  # of 4 draws from 35 tokens two agree in 16 of 100 cases
 
 
 def test_a_seed_is_the_same_alone_or_in_company():
