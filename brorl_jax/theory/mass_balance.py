@@ -153,7 +153,7 @@ def balance(
     sampled = counts > 0
 
     def total(x: Array, where: Array) -> Array:
-        return jnp.sum(x, axis=-1, where=where)
+        return jnp.sum(jnp.where(where, x, 0), axis=-1)  # not sum's own where: it takes the axes of x alone
 
     a, b, square = sampled & correct, sampled & ~correct, probs**2
     return Balance(
@@ -225,8 +225,7 @@ def unsampled_second_moment(
     n = jnp.asarray(n, probs.dtype)[..., None]
     # exp(N log1p(-p)): 1 - p loses a small p, and a power of N = 50,000 multiplies the loss.
     never = jnp.where(n > 0, jnp.exp(n * jnp.log1p(-probs)), 1.0)
-    mask = None if where is None else jnp.asarray(where, bool)
-    return jnp.sum(probs**2 * never, axis=-1, where=mask)
+    return jnp.sum(jnp.where(True if where is None else jnp.asarray(where, bool), probs**2 * never, 0), axis=-1)
 
 
 def unsampled_second_moment_bound(n: Num[ArrayLike, "*batch"]) -> Float[Array, "*batch"]:

@@ -168,6 +168,18 @@ def test_batches_of_nodes_are_the_nodes_one_by_one():
     np.testing.assert_allclose(dz[1, 2], float64(mb.logit_update)(p[1, 2], rewards[1, 2], 5, 0.1), rtol=1e-12)
 
 
+def test_many_samples_of_one_policy_broadcast():
+    rng = np.random.default_rng(1)
+    p, correct = rng.dirichlet(np.ones(7)), np.arange(7) < 3
+    counts, rewards = rng.multinomial(4, p, size=5), np.where(correct, 1.0, -1.0)
+    terms = float64(mb.terms)(float64(mb.balance)(p, correct, counts, rewards))
+    moments = float64(mb.unsampled_second_moment)(p, 4, counts == 0)
+    for i in range(5):
+        one = float64(mb.terms)(float64(mb.balance)(p, correct, counts[i], rewards))
+        np.testing.assert_allclose([x[i] for x in terms], one, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(moments[i], (p**2 * (1 - p) ** 4)[counts[i] == 0].sum(), rtol=1e-12)
+
+
 def test_traced_in_float32():
     c = case(8)
     rewards = np.where(c["correct"], c["r_c"], c["r_w"]).astype(np.float32)
