@@ -1,4 +1,4 @@
-"""What a notebook looks like in the repository. That it runs is nbmake's test, with the small values in its metadata."""
+"""What a notebook looks like in the repository. That it runs is nbmake's test, with small values from its metadata."""
 
 from __future__ import annotations
 
