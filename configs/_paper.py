@@ -26,7 +26,7 @@ REASONING_GYM = {
     "geometry": ("simple_geometry", "advanced_geometry"),
     "graphs": ("quantum_lock", "family_relationships", "largest_island"),
     "induction": ("list_functions",),
-    "logic": ("aiw", "knights_knaves", "propositional_logic"),
+    "logic": ("aiw", "knights_knaves", "circuit_logic"),
 }
 
 

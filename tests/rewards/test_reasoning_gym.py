@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from brorl_jax import rewards
-from brorl_jax.rewards import Answer, grade, reasoning_gym
-from brorl_jax.types import Finish, Group, Prompt, Sample, Status
+from brorl_jax.rewards import Answer, reasoning_gym
+from brorl_jax.types import Prompt
 
 pytest.importorskip("reasoning_gym")
 
@@ -25,6 +25,7 @@ def test_partial_credit_and_strict():
     loose, strict = rewards.get("reasoning_gym"), rewards.get("reasoning_gym_strict")
     # the package's default scorer: len(oracle) / len(answer) when contained
     assert loose.score(Answer(partial), p) == len(p.gold) / len(partial)
+    assert loose.score(Answer(f"1{p.gold}"), p) == loose.score(Answer(f"{p.gold}.5"), p) == 0.0  # another number
     assert strict.score(Answer(partial), p) == 0.0
     assert loose.score(Answer(p.gold), p) == strict.score(Answer(p.gold), p) == 1.0
     assert loose.extract(f"it is {p.gold}", truncated=False) is None
@@ -39,13 +40,17 @@ def test_scorer_reads_the_configuration_of_the_prompt():
     assert score(Answer(str(Decimal(default.gold) + Decimal("0.05"))), default) == 0.0
 
 
-def test_raising_scorer_is_a_grader_error():
-    """prime_factorization's scorer raises on anything but integers."""
-    p = prompt("prime_factorization")
-    sample = Sample(0, 0, np.zeros(1, np.int32), np.zeros(1, np.float32), Finish.STOP, 0, "<answer>x</answer>")
-    stats = grade([Group(p, [sample])])
-    assert sample.status is Status.GRADER_ERROR and np.isnan(sample.reward)
-    assert "ValueError" in stats.errors[0]
+def test_an_unreadable_answer_is_wrong_but_a_broken_scorer_is_a_grader_error(monkeypatch):
+    """boxnet's scorer raises on JSON that is no list; that counts as wrong, unless it raises on anything."""
+    p = prompt("boxnet")
+    data = reasoning_gym.dataset("boxnet", {}, 7, 100)
+    with pytest.raises(TypeError):
+        data.score_answer("0", reasoning_gym.entry(p.meta))
+    score = rewards.get("reasoning_gym").score
+    assert score(Answer("0"), p) == 0.0
+    monkeypatch.setattr(type(data), "score_answer", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        score(Answer("0"), p)
 
 
 def test_task_without_a_single_gold_is_not_self_tested():
@@ -54,8 +59,8 @@ def test_task_without_a_single_gold_is_not_self_tested():
     assert rewards.self_test([p]) == 0
 
 
-@pytest.mark.parametrize("task", sorted(reasoning_gym.CHEATABLE))
-def test_cheatable_tasks_are_refused(task):
+@pytest.mark.parametrize("task", sorted(reasoning_gym.LEFT_OUT))
+def test_tasks_that_are_left_out_are_refused(task):
     with pytest.raises(ValueError, match="can't be used"):
         reasoning_gym.dataset(task, {}, 0, 10)
 
