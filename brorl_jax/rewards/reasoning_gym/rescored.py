@@ -46,6 +46,12 @@ def right_only(answer: str, entry: dict[str, Any], data: Any) -> float:
     return float(own(answer, entry, data) > 1.0 - 1e-9)  # a quarter of an hour is 0.99 of a day
 
 
+def over_half(answer: str, entry: dict[str, Any], data: Any) -> float:
+    """The package's score where it is over one half: less than that, any word of usual letters earns."""
+    score = own(answer, entry, data)
+    return score if score > 0.5 else 0.0
+
+
 def exact(answer: str, entry: dict[str, Any], data: Any) -> float:
     """The same text, spaces aside. (The package evaluates the answer as Python, or looks whether it is empty.)"""
     golds = entry["metadata"].get("valid_answers") or [entry["answer"]]
@@ -70,8 +76,8 @@ def _lines(text: str) -> list[str]:
 
 
 def coin_flip(answer: str, entry: dict[str, Any], data: Any) -> float:
-    """A probability, as a decimal or a fraction, to 1e-4 and to 1 %. (The package pays for equal first digits, and takes
-    0 for all small ones.)"""
+    """A probability, as a decimal or a fraction, to 1e-4 and to 1 %. (The package pays for equal first digits, and
+    takes 0 for all small ones.)"""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)(?:\s*/\s*(\d{1,12}))?", answer)
     if match is None or not float(match[2] or 1):
         return 0.0
@@ -286,6 +292,7 @@ RESCORED: dict[str, Scorer] = {
     "rectangle_count": right_only,  # 3 is near most counts
     "rubiks_cube": rubiks_cube,
     "simple_integration": antiderivative,
+    "spell_backward": over_half,
     "spiral_matrix": exact,
     "string_insertion": exact,
     "sudoku": clues_kept,
