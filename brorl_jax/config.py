@@ -59,10 +59,14 @@ _TABLE: dict[str, Any] = {
 SOURCE_KINDS: dict[str, dict[str, Any]] = {
     # registered task, its parameters, number of items; item i is made from seed + i
     "reasoning_gym": {"task": "", "params": {}, "size": 1_000_000, "seed": 0},
+    # all tasks of a category in turn, parameters by task; writing tasks with 1 to `most` of IFEval's instructions
+    "reasoning_gym_category": {"category": "", "params": {}, "size": 1_000_000, "seed": 0},
+    "instructions": {"size": 1_000_000, "seed": 0, "most": 3},
     "prepared": {"path": "", "start": 0, "size": 0},  # directory or file that brorl_jax.data.prepare wrote
     "jsonl": _TABLE,
     "huggingface": {**_TABLE, "name": "", "split": "train", "revision": ""},
 }
+PROCEDURAL = ("reasoning_gym", "reasoning_gym_category", "instructions")  # kinds that make their items from a seed
 
 
 class ConfigError(UserError):

@@ -228,11 +228,14 @@ def _check_source_values(path: str, entry: Config, verifiers: Collection[str]) -
         _fail(f"{path}.heading", entry.heading, "goes into metric names: one word, or two with a slash between")
     if entry.prompt.count("{question}") != 1:
         _fail(f"{path}.prompt", entry.prompt, "must contain {question} exactly once")
-    if entry.kind == "reasoning_gym":
-        if not entry.task:
-            _fail(f"{path}.task", entry.task, "name a reasoning-gym task, such as 'chain_sum'")
+    if entry.kind in fields.PROCEDURAL:
+        for key, example in (("task", "chain_sum"), ("category", "algebra")):
+            if entry.get(key) == "":
+                _fail(f"{path}.{key}", "", f"name a reasoning-gym {key}, such as {example!r}")
         if entry.size == 0:
-            _fail(f"{path}.size", 0, "a reasoning-gym task never ends; say how many prompts make an epoch")
+            _fail(f"{path}.size", 0, "a procedural source never ends; say how many prompts make an epoch")
+        if entry.get("most") == 0:
+            _fail(f"{path}.most", 0, "must be at least 1 instruction")
     elif not entry.path:
         _fail(f"{path}.path", entry.path, "name the file or hub dataset to read")
 
@@ -292,9 +295,9 @@ def _check_model(config: Config) -> None:
 
 def _rows(entry: Config) -> tuple[Any, float, float]:
     """(what is read, first item, end): sources that read the same with overlapping ranges share prompts."""
-    if entry.kind == "reasoning_gym":
-        params = entry.params.to_dict() if isinstance(entry.params, ConfigDict) else dict(entry.params)
-        read = (entry.kind, entry.task, json.dumps(params, sort_keys=True))
+    if entry.kind in fields.PROCEDURAL:
+        given = {key: entry[key] for key in ("task", "category", "params") if key in entry}
+        read = (entry.kind, json.dumps(given, sort_keys=True, default=dict))
         return read, entry.seed, entry.seed + entry.size
     read = (entry.kind, entry.path, *(entry.get(key, "") for key in ("name", "split", "revision")))
     return read, entry.start, entry.start + entry.size if entry.size else math.inf
@@ -321,7 +324,7 @@ def _check_data(config: Config) -> None:
             for other, twin in data[stage].items():
                 same, begin, stop = _rows(twin)
                 if read == same and first < stop and begin < end:
-                    key = "seed" if entry.kind == "reasoning_gym" else "start"
+                    key = "seed" if entry.kind in fields.PROCEDURAL else "start"
                     problem = (
                         f"shares items {max(first, begin):g} to {min(end, stop):g} with data.{stage}.{other}, so they"
                     )

@@ -310,10 +310,10 @@ def test_names_are_those_of_the_rooms():
 def test_source_fields_are_those_of_the_data_room():
     from brorl_jax.data import sources
 
-    assert set(config_lib.SOURCE_KINDS) == set(sources._KINDS)
+    assert set(config_lib.SOURCE_KINDS) == set(sources.KINDS)
     assert config_lib.SOURCE_FIELDS == sources._COMMON
     for kind, ours in config_lib.SOURCE_KINDS.items():
-        theirs = {field.name: field for field in dataclasses.fields(sources._KINDS[kind]) if field.init}
+        theirs = {field.name: field for field in dataclasses.fields(sources.KINDS[kind]) if field.init}
         assert set(ours) == set(theirs)
         for name, field in theirs.items():
             if field.default is not dataclasses.MISSING:

@@ -3,95 +3,36 @@
 A source is described by a mapping (a ``ConfigDict`` of ``config.data``). Every kind reads the common fields
 
 ========== ========= =====================================================================================
-kind       required  ``prepared``, ``reasoning_gym``, ``jsonl`` or ``huggingface``
+kind       required  one of :func:`kinds`
 verifier   ""        ``<scorer>[:<answer format>]``, see :mod:`brorl_jax.rewards`; "" is the row's own, or the kind's
 weight     1.0       share of the training mixture, relative to the other sources
 prompt     {question} what the user says; ``{question}`` stands for the question, everything else is literal
 ========== ========= =====================================================================================
 
-and the fields of its own dataclass below. An unknown field is refused.
+and the fields of its own dataclass, below or in :mod:`brorl_jax.data.procedural`. An unknown field is refused.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import hashlib
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from brorl_jax import rewards
-from brorl_jax.data import files
-from brorl_jax.rewards import reasoning_gym
+from brorl_jax.data import (
+    files,
+    procedural,  # noqa: F401  # registers its kinds
+)
+from brorl_jax.data.records import KINDS, Record, Source, hash_records, register
 
 _COMMON: dict[str, Any] = {"kind": "", "verifier": "", "weight": 1.0, "prompt": "{question}", "heading": ""}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Record:
-    """One question of a source.
-
-    Attributes:
-        key: Stable within the source, for every run that uses the same data.
-        question: What the user says last, without the source's template.
-        gold: Reference answer; may be empty where the verifier needs none.
-        meta: What the verifier needs besides (JSON-serialisable). ``meta["question"]`` is the bare question where
-            ``question`` holds instructions, too.
-        verifier: Of this record; "" leaves it to the source.
-        history: Messages before the question, ``{"role": ..., "content": ...}`` each.
-    """
-
-    key: str
-    question: str
-    gold: str
-    meta: dict[str, Any] = dataclasses.field(default_factory=dict)
-    verifier: str = ""
-    history: tuple[Mapping[str, str], ...] = ()
-
-    @property
-    def bare(self) -> str:
-        """The question without any instruction: what makes two records the same question."""
-        return self.meta.get("question", self.question)
-
-
-class Source(Protocol):
-    """An indexable sequence of records; ``source[i]`` is a pure function of the configuration and ``i``.
-
-    Attributes:
-        default_verifier: Used where neither the configuration nor the record names one; "" if every record does.
-        lazy: Records are made on access and there may be very many: they are filtered on access, not at load.
-        dropped: Rows left out at load, by reason.
-    """
-
-    default_verifier: ClassVar[str]
-    lazy: ClassVar[bool]
-    dropped: dict[str, int]
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> Record: ...
-    def content_hash(self) -> str:
-        """Changes when the records do."""
-        ...
-
-
-_KINDS: dict[str, type] = {}
-
-
-def register(kind: str) -> Callable[[type], type]:
-    """Registers a dataclass with the :class:`Source` interface; its fields are the configuration fields."""
-
-    def add(cls: type) -> type:
-        _KINDS[kind] = cls
-        return cls
-
-    return add
-
-
 def kinds() -> list[str]:
     """The registered kinds, sorted."""
-    return sorted(_KINDS)
+    return sorted(KINDS)
 
 
 def check(name: str, config: Mapping[str, Any]) -> None:
@@ -135,14 +76,14 @@ def load(name: str, config: Mapping[str, Any]) -> Source:
 
 def verifier_name(config: Mapping[str, Any], record: Record) -> str:
     """The full name of the verifier that scores answers to a record of the source that ``config`` describes."""
-    return rewards.get(config.get("verifier") or record.verifier or _KINDS[config["kind"]].default_verifier).name
+    return rewards.get(config.get("verifier") or record.verifier or KINDS[config["kind"]].default_verifier).name
 
 
 def _own_fields(name: str, config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     kind = config.get("kind", "")
-    if kind not in _KINDS:
+    if kind not in KINDS:
         raise ValueError(f"data source {name!r}: unknown kind {kind!r}; known: {', '.join(kinds())}")
-    cls = _KINDS[kind]
+    cls = KINDS[kind]
     fields = {f.name for f in dataclasses.fields(cls) if f.init}
     for key in config:
         if key not in fields and key not in _COMMON:
@@ -160,57 +101,6 @@ def _own_fields(name: str, config: Mapping[str, Any]) -> tuple[Any, dict[str, An
     if missing:
         raise ValueError(f"data source {name!r}: kind {kind!r} needs {', '.join(missing)}")
     return cls, {key: config[key] for key in config if key in fields}
-
-
-# --- reasoning_gym -----------------------------------------------------------------------------------------------
-
-
-@register("reasoning_gym")
-@dataclasses.dataclass
-class ReasoningGym:
-    """Tasks of the reasoning-gym package: made on access, so a huge ``size`` costs nothing.
-
-    Attributes:
-        task: Registered task, such as ``chain_sum``.
-        params: The task's own parameters.
-        size: Number of items; keep it when resuming.
-        seed: Item i is made from ``seed + i``: two nearby seeds share items. Held-out questions are therefore kept out
-            of training by their text, not by their seed.
-    """
-
-    task: str
-    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    size: int = 1_000_000
-    seed: int = 0
-
-    default_verifier: ClassVar[str] = "reasoning_gym"
-    lazy: ClassVar[bool] = True
-    _HASHED: ClassVar[int] = 8
-
-    def __post_init__(self) -> None:
-        # Plain JSON whatever mapping came in (a ConfigDict nests its own kind): it travels in Prompt.meta.
-        self.params = json.loads(json.dumps(dict(self.params), default=dict))
-        self.dropped: dict[str, int] = {}
-        self._data = reasoning_gym.dataset(self.task, self.params, self.seed, self.size)
-
-    @classmethod
-    def check(cls, own: Mapping[str, Any]) -> None:
-        reasoning_gym.check_task(own["task"])
-        if not 0 < own.get("size", 1) < 2**32:
-            raise ValueError(f"size must lie between 1 and 2**32 - 1, got {own['size']}")
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> Record:
-        meta = {"task": self.task, "params": self.params, "seed": self.seed, "size": self.size, "index": int(index)}
-        entry = reasoning_gym.entry(meta)
-        answer = entry["answer"]
-        return Record(str(int(index)), entry["question"], "" if answer is None else str(answer), meta)
-
-    def content_hash(self) -> str:
-        """Of the first items: notices another version of the package, or another hash seed."""
-        return _hash_records(self[i] for i in range(min(self._HASHED, self.size)))
 
 
 # --- tables ------------------------------------------------------------------------------------------------------
@@ -294,7 +184,7 @@ class _Table:
         return self._records[index]
 
     def content_hash(self) -> str:
-        return _hash_records(self._records)
+        return hash_records(self._records)
 
 
 @register("jsonl")
@@ -340,7 +230,7 @@ class Prepared:
         return self._records[index]
 
     def content_hash(self) -> str:
-        return _hash_records(self._records)
+        return hash_records(self._records)
 
 
 def _prepared_record(row: Mapping[str, Any]) -> Record:
@@ -396,11 +286,3 @@ def _gold(answer: Any, extract: str) -> str:
         found = list(re.finditer(extract[6:], text))
         return (found[-1][1] or "").strip() if found else ""
     return text
-
-
-def _hash_records(records: Iterator[Record] | Sequence[Record]) -> str:
-    digest = hashlib.sha256()
-    for r in records:
-        fields = [r.key, r.question, r.gold, r.meta, r.verifier, r.history]
-        digest.update(json.dumps(fields, sort_keys=True).encode())
-    return digest.hexdigest()[:16]

@@ -82,7 +82,7 @@ def test_start_and_size_cut_a_file(table):
 def test_descriptions_are_checked_before_anything_is_read(table):
     good = table("t", 3)
     for change, message in [
-        ({"kind": "json"}, "unknown kind 'json'; known: huggingface, jsonl, prepared, reasoning_gym"),
+        ({"kind": "json"}, "unknown kind 'json'; known: huggingface, instructions, jsonl, prepared, reasoning_gym"),
         ({"anwser": "x"}, "no field 'anwser'; did you mean 'answer'"),
         ({"weight": 0.0}, "weight must be positive"),
         ({"prompt": "no place"}, "must contain {question} exactly once"),
@@ -247,7 +247,7 @@ def test_config_repeats_the_fields_of_every_kind():
     for kind, fields in config.SOURCE_KINDS.items():
         sources.check(kind, {**config.SOURCE_FIELDS, **fields, "kind": kind})  # an extra field would be refused
         _, own = sources._own_fields(kind, {**fields, "kind": kind})
-        assert {f for f in sources._KINDS[kind].__dataclass_fields__ if not f.startswith("_")} >= set(own)
+        assert {f for f in sources.KINDS[kind].__dataclass_fields__ if not f.startswith("_")} >= set(own)
 
 
 @needs_shared

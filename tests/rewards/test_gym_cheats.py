@@ -213,15 +213,6 @@ def test_every_task_of_the_package_has_a_category_or_a_reason():
     assert len(reasoning_gym.CATEGORIES) == 11
 
 
-def test_both_averages_by_hand():
-    scores = {"gcd": 0.9, "lcm": 0.7, "chain_sum": 0.8, "bf": 0.2, "coin_flip": 0.4}
-    assert reasoning_gym.averages(scores) == pytest.approx(
-        {"arithmetic": 0.8, "code": 0.2, "other": 0.4, "by_task": 3.0 / 5, "by_category": 1.4 / 3}
-    )
-    with pytest.raises(ValueError, match="no task"):
-        reasoning_gym.averages({})
-
-
 def test_acre_items_are_functions_of_their_seed():
     """The package makes them all at once, depending on how many are asked for."""
     items = [

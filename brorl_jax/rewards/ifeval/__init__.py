@@ -14,12 +14,12 @@ ifeval_all 1 if all are followed, strict (IFEval's prompt level), else 0
 
 from __future__ import annotations
 
-from brorl_jax.rewards.ifeval.kinds import KINDS, accuracies, check_instructions, judge
-from brorl_jax.rewards.ifeval.render import render
+from brorl_jax.rewards.ifeval.kinds import KINDS, OPTIONS, accuracies, check_instructions, judge
+from brorl_jax.rewards.ifeval.render import LANGUAGES, render
 from brorl_jax.rewards.registry import register
 from brorl_jax.types import Prompt
 
-__all__ = ["KINDS", "accuracies", "check_instructions", "judge", "render"]
+__all__ = ["KINDS", "LANGUAGES", "OPTIONS", "accuracies", "check_instructions", "judge", "render"]
 
 
 _PRELOAD = ("brorl_jax.rewards.ifeval.language",)

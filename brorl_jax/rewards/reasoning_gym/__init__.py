@@ -1,7 +1,7 @@
 """The tasks of reasoning-gym, with the traps taken out.
 
 A task's items and its scorer come from the package; :mod:`.rescored` replaces the scorers that can be cheated, that
-raise, or that run what the policy wrote, :mod:`.categories` names the tasks' categories and averages over them.
+raise, or that run what the policy wrote, :mod:`.categories` names the tasks' categories.
 
 The scorer of the configured data set is used, not ``get_score_answer_fn(task)``: that one builds the task with its
 default configuration, and several scorers (decimal_arithmetic, ...) read the configuration. The entry that a scorer
@@ -19,12 +19,12 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from brorl_jax.rewards.reasoning_gym.categories import CATEGORIES, averages, category
+from brorl_jax.rewards.reasoning_gym.categories import CATEGORIES, category
 from brorl_jax.rewards.reasoning_gym.rescored import FLOOR, RESCORED, RIGHT, own, plain
 from brorl_jax.rewards.registry import register
 from brorl_jax.types import Prompt
 
-__all__ = ["CATEGORIES", "HASH_DEPENDENT", "LEFT_OUT", "averages", "category", "check_task", "dataset", "entry"]
+__all__ = ["CATEGORIES", "HASH_DEPENDENT", "LEFT_OUT", "category", "check_task", "dataset", "entry"]
 
 LEFT_OUT = {
     "propositional_logic": "repeating a premise scores 1.0, and so does joining two of them",

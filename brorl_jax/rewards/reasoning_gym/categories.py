@@ -1,12 +1,10 @@
-"""reasoning-gym's categories as the BroRL paper reports them (Table 5), and the two averages over them.
+"""reasoning-gym's categories as the BroRL paper reports them (Table 5).
 
 A category is the package's module of that name. Not in any: ``coin_flip``, the only task of "probability", which the
 paper does not report; tasks that are left out by name; tasks whose items depend on Python's hash seed.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 CATEGORIES: dict[str, tuple[str, ...]] = {
     name: tuple(tasks.split())
@@ -46,28 +44,3 @@ _ELSEWHERE = {  # usable one by one, see above
 def category(task: str) -> str:
     """The category that a task is reported under; "other" for what the paper does not report."""
     return _OF.get(task) or _ELSEWHERE.get(task, "other")
-
-
-def averages(scores: Mapping[str, float]) -> dict[str, float]:
-    """Per category, and both averages in use.
-
-    The paper's "Avg" fits a mean over tasks, the model card's figure for the same checkpoint is the plain mean of the
-    eleven categories; with the largest category first, the two rank runs differently.
-
-    Args:
-        scores: Mean score of each task.
-
-    Returns:
-        ``<category>``: mean over its tasks; ``by_task``: mean over tasks; ``by_category``: mean over categories.
-    """
-    if not scores:
-        raise ValueError("no task to average over")
-    by: dict[str, list[float]] = {}
-    for task in sorted(scores):
-        by.setdefault(category(task), []).append(scores[task])
-    means = {name: sum(values) / len(values) for name, values in sorted(by.items())}
-    return {
-        **means,
-        "by_task": sum(scores.values()) / len(scores),
-        "by_category": sum(means.values()) / len(means),
-    }
