@@ -66,7 +66,9 @@ def client(args: argparse.Namespace) -> Result:
     rows = []
     with tempfile.TemporaryDirectory() as folder, _fakes(args.fakes, Path(folder), args.token_s) as urls:
         in_flight = -(-args.samples // args.fakes)
-        with cases.engine(urls, Path(folder) / "w", in_flight=in_flight, timeout_s=600.0, dead_after=999) as engine:
+        with cases.engine(
+            urls, Path(folder) / "w", in_flight=in_flight, timeout_s=600.0, dead_after=999, context=512
+        ) as engine:
             engine.publish(cases.table_weights(), 0)
             wanted = requests(args.samples // 512, 512, 128, cases.VOCAB)
             sampling = Sampling(max_tokens=args.client_tokens, stop_ids=(cases.STOP,))

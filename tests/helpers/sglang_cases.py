@@ -105,7 +105,7 @@ def engine(urls: Sequence[str], folder: Path, cfg: ModelConfig = QWEN3, **change
         return np.asarray(build._score(params, tokens, cfg=cfg, dtype=jnp.dtype("float32")))
 
     probe = changes.pop("probe", Probe(PROBE, score, 1e-3))
-    made = SGLangEngine(Settings(**settings), layout(cfg), folder, probe, context=CONTEXT, **changes)
+    made = SGLangEngine(Settings(**settings), layout(cfg), folder, probe, **{"context": CONTEXT} | changes)
     try:
         yield made
     finally:

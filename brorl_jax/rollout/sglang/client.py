@@ -18,7 +18,7 @@ import orjson
 
 from brorl_jax.errors import UserError
 
-CONNECT_S = 10.0
+CONNECT_S = 60.0  # generous: thousands of connections are opened at once, by one thread
 KEEPALIVE_S = 4.0  # below uvicorn's 5 s: a connection that the server is about to close is not used again
 _JSON = {"Content-Type": "application/json"}
 
@@ -116,6 +116,8 @@ class Client:
             ):
                 raw = await response.read()
                 status = response.status
+        except aiohttp.ConnectionTimeoutError as error:  # a TimeoutError, too
+            raise ServerFailure("unavailable", f"{method} {url}: no connection within {CONNECT_S:g} s") from error
         except TimeoutError as error:
             raise ServerFailure("timeout", f"{method} {url}: no answer within {timeout:g} s") from error
         except aiohttp.ClientConnectorError as error:
