@@ -142,7 +142,7 @@ def cpu_launch(port: int, **more: Any) -> Any:
     stubs = REPO / "tools" / "sglang_cpu" / "stubs"
     env = (f"PYTHONPATH={stubs}", "SGLANG_USE_CPU_ENGINE=1", "OMP_NUM_THREADS=1")
     fields = {"python": str(sglang_python()), "host": "127.0.0.1", "port": port}
-    fields |= {"tp": 1, "dp": 1, "gpus": (), "mem_fraction": 0.1, "flags": CPU_FLAGS, "env": env}
+    fields |= {"tp": 1, "dp": 1, "gpus": (), "mem_fraction": 0.5, "flags": CPU_FLAGS, "env": env}
     return SimpleNamespace(**(fields | more))
 
 
