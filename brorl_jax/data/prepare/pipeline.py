@@ -148,7 +148,10 @@ def _drop_wrong_golds(result: Result, confirms: Sequence[str]) -> None:
         if confirm:
             claims.append((at, "not_confirmed", prompt, verifier.format.render(confirm)))
     answers = rewards.refusals([(prompt, response) for _, _, prompt, response in claims])
-    for (at, reason, _, _), refusal in zip(claims, answers, strict=True):
+    failing = [claim for claim, refusal in zip(claims, answers, strict=True) if refusal]
+    # Once more: limits of programs and graders are wall clock, and the machine may have been busy.
+    again = rewards.refusals([(prompt, response) for _, _, prompt, response in failing])
+    for (at, reason, _, _), refusal in zip(failing, again, strict=True):
         if refusal and at not in refused:
             refused[at] = reason
             result.failures.append(_failure(result.rows[at], reason, refusal))

@@ -9,6 +9,7 @@ import types
 
 import pytest
 
+from brorl_jax import rewards
 from brorl_jax.data import files, sources
 from brorl_jax.data.prepare.__main__ import main
 
@@ -157,6 +158,20 @@ def test_with_templates_only_one_of_a_template_is_kept(tmp_path):
     assert [row["id"] for row in rows_of(tmp_path / "o")] == ["gsm8k-0", "gsm8k-2"]
     main(["gsm8k", "--from", train, "--near", "0", "--out", str(tmp_path / "o")])
     assert [row["id"] for row in rows_of(tmp_path / "o")] == ["gsm8k-0", "gsm8k-1", "gsm8k-2"]
+
+
+def test_a_gold_that_fails_once_on_a_busy_machine_is_kept(tmp_path, stories, monkeypatch):
+    asked = []
+
+    def refusals(stated):
+        asked.append(len(stated))
+        return ["out of time"] * 2 + [""] * 3 if len(asked) == 1 else ["", "out of time"]
+
+    monkeypatch.setattr(rewards, "refusals", refusals)
+    main(["gsm8k", "--from", stories, "--out", str(tmp_path / "o")])
+    assert asked == [5, 2]
+    assert [row["id"] for row in rows_of(tmp_path / "o")] == ["gsm8k-0", "gsm8k-2", "gsm8k-3", "gsm8k-4"]
+    assert "`gsm8k-1`, gold fails: out of time" in (tmp_path / "o" / "report.md").read_text()
 
 
 def test_template_and_verifier_may_be_others(tmp_path, stories):
