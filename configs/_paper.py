@@ -6,6 +6,7 @@ and gives few numbers of its own, so most of the rest is [V2] or a public re-imp
 """
 
 from brorl_jax.config import default, source
+from brorl_jax.rewards.reasoning_gym.categories import CATEGORIES
 
 BASE_SAMPLES = 512 * 16  # [P] samples per step of the N = 16 arm: what the base learning rate belongs to
 
@@ -13,21 +14,6 @@ BASE_SAMPLES = 512 * 16  # [P] samples per step of the N = 16 arm: what the base
 #     for name in deepscaler eurus_code scp116k nemotron_if; do
 #         python -m brorl_jax.data.prepare $name --out data/$name --against BENCHMARK_FILES; done
 PREPARED = {"deepscaler": 40.0, "eurus_code": 24.0, "scp116k": 25.0, "nemotron_if": 10.0}
-
-# [V1] trains on 96 reasoning-gym tasks and does not list them; this choice across the eleven groups is ours.
-REASONING_GYM = {
-    "algebra": ("simple_equations", "polynomial_equations", "simple_integration"),
-    "algorithmic": ("word_sequence_reversal", "number_sorting", "spell_backward", "base_conversion"),
-    "arc": ("arc_1d",),
-    "arithmetic": ("chain_sum", "products", "fraction_simplification", "decimal_arithmetic"),
-    "code": ("bf",),
-    "cognition": ("number_sequence", "figlet_font"),
-    "games": ("countdown", "mini_sudoku"),
-    "geometry": ("simple_geometry", "advanced_geometry"),
-    "graphs": ("quantum_lock", "family_relationships", "largest_island"),
-    "induction": ("list_functions",),
-    "logic": ("aiw", "knights_knaves", "circuit_logic"),
-}
 
 
 def base():
@@ -59,14 +45,16 @@ def _data(config):
     """
     for name, share in PREPARED.items():
         config.data.train[name] = source("prepared", path=f"data/{name}", weight=share)
-    tasks = [(group, task) for group, names in REASONING_GYM.items() for task in names]
-    for group, task in tasks:
+    total = sum(map(len, CATEGORIES.values()))
+    for category, tasks in CATEGORIES.items():  # [V1] 96 tasks and does not list them; these are [P]'s categories
         # [V1] the task's own continuous score, <answer> tags; the sentence that asks for them is ours
         prompt = "{question}\nGive the final answer within <answer> </answer> tags."
-        tag = {"task": task, "verifier": "reasoning_gym:tag", "prompt": prompt}
-        share = 37.0 / len(REASONING_GYM) / len(REASONING_GYM[group])  # ours: groups equal
-        config.data.train[task] = source("reasoning_gym", **tag, seed=1_000_000, size=10_000, weight=share)
-        config.data.eval[task] = source("reasoning_gym", **tag, seed=0, size=100)  # [V1] 100 items a task
+        common = {"category": category, "verifier": "reasoning_gym:tag", "prompt": prompt}
+        share = 37.0 * len(tasks) / total  # [V1] in all; ours: tasks equal
+        train = {"seed": 1_000_000, "size": 10_000 * len(tasks), "weight": share}
+        config.data.train[category] = source("reasoning_gym_category", **common, **train)
+        held_out = {"seed": 0, "size": 100 * len(tasks)}  # [V1] 100 items a task
+        config.data.eval[category] = source("reasoning_gym_category", **common, **held_out)
     config.data.max_prompt_tokens = 1024  # [OR] 9,216 - 8,192; of [P]'s 16,384 in all
     config.rollout.max_tokens = 15_360  # the rest of [P]'s 16,384
 

@@ -82,8 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--pass-rates", nargs="+", default=[], metavar="PATH", help="evaluations or rollouts of a run on these prompts")
     add("--keep", default="0:1", metavar="LOW:HIGH", help="pass rates to keep, such as 0.05:0.95")
     add("--unmeasured", choices=("keep", "drop"), default="keep", help="prompts without a pass rate")
-    add("--tasks", nargs="+", default=[], help="generated families: which tasks or categories; all by default")
-    add("--size", type=int, default=0, help="generated families: rows per task")
+    add("--tasks", nargs="+", default=[], help="reasoning_gym: which tasks or categories; all categories by default")
+    add("--size", type=int, default=0, help="generated families: rows, of each task")
     add("--seed", type=int, default=0, help="generated families: other seeds, other rows")
     return parser
 

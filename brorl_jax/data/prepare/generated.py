@@ -1,43 +1,33 @@
-"""Training sets that are made, not read."""
+"""Training sets that are made, not read: the procedural sources, as rows that can be cleaned and filtered."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from brorl_jax.data import procedural
 from brorl_jax.data.prepare.families import TAG, Item, Row, family
-from brorl_jax.rewards import reasoning_gym as gym
+from brorl_jax.rewards.reasoning_gym import CATEGORIES
 
-_SIZE = 400  # rows a task; [V1] 37k rows of 96 tasks
+_PER_TASK = 400  # [V1] 37k rows of 96 tasks
+_INSTRUCTIONS = 10_000  # [V1]
+
+
+def _rows(source: Any, name: str) -> Iterator[dict[str, Any]]:
+    for index in range(len(source)):
+        record = source[index]
+        key = f"{name}{source.seed + index}"
+        yield {"question": record.question, "gold": record.gold, "key": key, "meta": record.meta}
+
+
+def _item(row: Row) -> Item:
+    return Item(row["question"], row["gold"], key=row["key"], meta=row["meta"])
 
 
 def _reasoning_gym_rows(size: int, seed: int, chosen: Sequence[str]) -> Iterator[dict[str, Any]]:
-    size = size or _SIZE
-    for task in _tasks(chosen):
-        gym.dataset(task, {}, seed, size)  # says what is wrong with the task before any row is made
-        for index in range(size):
-            meta = {"task": task, "params": {}, "seed": seed, "size": size, "index": index}
-            yield {**gym.entry(meta), "meta": meta}
-
-
-def _tasks(chosen: Sequence[str]) -> list[str]:
-    """The tasks named, or of the groups named; all but the cheatable ones by default.
-
-    Raises:
-        ValueError: reasoning-gym has no such task or group.
-    """
-    import reasoning_gym  # noqa: F401  # takes seconds; registers the tasks
-    from reasoning_gym.factory import DATASETS
-
-    group = {task: entry[0].__module__.split(".")[1] for task, entry in DATASETS.items() if task != "composite"}
-    usable = sorted(task for task in group if task not in gym.CHEATABLE)
-    if unknown := set(chosen) - group.keys() - set(group.values()):
-        raise ValueError(
-            f"reasoning-gym has neither task nor group {', '.join(sorted(unknown))}; its groups: "
-            f"{', '.join(sorted(set(group.values())))}"
-        )
-    named = [task for task in chosen if task in group]
-    return sorted({*named, *(task for task in usable if not chosen or group[task] in chosen)})
+    tasks = {task for name in chosen or CATEGORIES for task in CATEGORIES.get(name, (name,))}
+    for task in sorted(tasks):
+        yield from _rows(procedural.ReasoningGym(task=task, size=size or _PER_TASK, seed=seed), f"{task}-")
 
 
 @family(
@@ -45,10 +35,25 @@ def _tasks(chosen: Sequence[str]) -> list[str]:
     verifier="reasoning_gym",
     prompt=TAG,
     licence="Apache-2.0",
-    about="[V1] puzzles of the reasoning-gym package; --tasks names tasks or groups, such as arithmetic",
+    about="[V1] puzzles of the reasoning-gym package; --tasks names tasks or categories, such as arithmetic",
     generate=_reasoning_gym_rows,
 )
 def reasoning_gym(row: Row) -> Item:
-    meta = row["meta"]
-    gold = "" if row["answer"] is None else str(row["answer"])
-    return Item(row["question"], gold, key=f"{meta['task']}-{meta['seed'] + meta['index']}", meta=meta)
+    return _item(row)
+
+
+def _instructions_rows(size: int, seed: int, chosen: Sequence[str]) -> Iterator[dict[str, Any]]:
+    if chosen:
+        raise ValueError(f"instructions has no tasks to choose from, got --tasks {' '.join(chosen)}")
+    yield from _rows(procedural.Instructions(size=size or _INSTRUCTIONS, seed=seed), "")
+
+
+@family(
+    "instructions",
+    verifier="ifeval",
+    licence="Apache-2.0",
+    about="writing tasks with verifiable instructions, made here; where nemotron_if can't be had",
+    generate=_instructions_rows,
+)
+def instructions(row: Row) -> Item:
+    return _item(row)

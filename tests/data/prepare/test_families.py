@@ -1,7 +1,6 @@
 """What each family makes of its rows: rows in the shape of the source, items by hand."""
 
 import json
-import re
 
 import pytest
 
@@ -95,8 +94,12 @@ ITEMS = {
         ),
     ),
     "reasoning_gym": (
-        {"question": "Q", "answer": None, "meta": {"task": "bf", "params": {}, "seed": 7, "size": 3, "index": 2}},
-        Item("Q", key="bf-9", meta={"task": "bf", "params": {}, "seed": 7, "size": 3, "index": 2}),
+        {"question": "Q", "gold": "", "key": "bf-9", "meta": {"task": "bf", "index": 2}},
+        Item("Q", key="bf-9", meta={"task": "bf", "index": 2}),
+    ),
+    "instructions": (
+        {"question": "Q", "gold": "", "key": "9", "meta": {"instruction_id_list": []}},
+        Item("Q", key="9", meta={"instruction_id_list": []}),
     ),
     "prepared": (
         {
@@ -196,10 +199,13 @@ def test_every_family_has_a_template_a_licence_and_rows():
         assert name == "prepared" or family.hub or family.generate
 
 
-def test_generated_tasks_by_name_and_by_group_without_those_that_are_cheatable():
-    tasks = generated._tasks(["arithmetic", "bf"])
-    assert {"bf", "chain_sum", "gcd"} < set(tasks) and tasks == sorted(set(tasks))
-    assert not {"coin_flip", "complex_arithmetic", "composite"} & set(generated._tasks([]))
-    assert len(generated._tasks([])) == 102  # of 105 (and a composite of others), three are cheatable
-    with pytest.raises(ValueError, match=re.escape("neither task nor group chain_sums; its groups: algebra")):
-        generated._tasks(["chain_sums"])
+def test_generated_rows_by_task_and_by_category():
+    rows = list(generated._reasoning_gym_rows(2, 7, ["geometry", "bf"]))
+    tasks = ["advanced_geometry", "bf", "simple_geometry"]
+    assert [row["key"] for row in rows] == [f"{task}-{seed}" for task in tasks for seed in (7, 8)]
+    again = list(generated._reasoning_gym_rows(1, 8, ["bf"]))  # item 0 of seed 8 is item 1 of seed 7
+    assert (again[0]["key"], again[0]["question"]) == (rows[3]["key"], rows[3]["question"])
+    with pytest.raises(ValueError, match="reasoning-gym has no task 'geometri'"):
+        list(generated._reasoning_gym_rows(1, 0, ["geometri"]))
+    with pytest.raises(ValueError, match="no tasks to choose from"):
+        list(generated._instructions_rows(1, 0, ["x"]))

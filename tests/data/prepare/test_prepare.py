@@ -198,6 +198,14 @@ def test_rows_come_from_the_hub_where_no_file_is_named(tmp_path, monkeypatch):
     assert manifest_of(tmp_path / "o")["origin"]["split"] == "test"
 
 
+def test_generated_instructions(tmp_path):
+    main(["instructions", "--size", "30", "--seed", "4", "--out", str(tmp_path / "o")])
+    rows = rows_of(tmp_path / "o")
+    dropped = manifest_of(tmp_path / "o")["dropped"]
+    assert len(rows) + sum(dropped.values()) == 30 and set(dropped) <= {"near_repeat"}
+    assert all(row["verifier"] == "ifeval:final" and row["meta"]["instruction_id_list"] for row in rows)
+
+
 def test_generated_tasks(tmp_path):
     main(["reasoning_gym", "--tasks", "chain_sum", "--size", "4", "--seed", "9", "--out", str(tmp_path / "o")])
     rows = rows_of(tmp_path / "o")
@@ -219,7 +227,7 @@ def test_generated_tasks(tmp_path):
         (["mbpp", "--from", "STORIES"], "mbpp, row 0: a row has none of the fields task_id"),
         (["prepared"], "prepared is on no hub"),
         (["reasoning_gym", "--from", "STORIES"], "is generated: it takes --tasks, --size and --seed"),
-        (["reasoning_gym", "--tasks", "coin_flip"], "can't be used"),
+        (["reasoning_gym", "--tasks", "composite"], "can't be used"),
     ],
 )
 def test_mistakes_end_in_one_line(tmp_path, stories, arguments, message):
