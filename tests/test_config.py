@@ -170,7 +170,7 @@ SOURCES = [
     (("kind", "reasoning_gim"), "config.data.train.sums.kind = 'reasoning_gim': unknown kind of source; did you mean"),
     (("sise", 3), "config.data.train.sums.sise: unknown field of a reasoning_gym source; did you mean 'size'?"),
     (("path", "x"), "config.data.train.sums.path: unknown field of a reasoning_gym source"),
-    (("size", 0), "config.data.train.sums.size = 0: a reasoning-gym task never ends"),
+    (("size", 0), "config.data.train.sums.size = 0: a procedural source never ends"),
     (("size", "3"), "config.data.train.sums.size = '3': has type str, must be int"),
     (("seed", -1), "config.data.train.sums.seed = -1: must be at least 0"),
     (("task", ""), "config.data.train.sums.task = '': name a reasoning-gym task"),
