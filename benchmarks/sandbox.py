@@ -40,8 +40,8 @@ FORMS = {
 }
 
 
-def batch(form: str, size: int) -> tuple[list[Group], list[float]]:
-    """One group per program, and the rewards that they must get."""
+def batch(form: str, size: int, number: int) -> tuple[list[Group], list[float]]:
+    """One group per program, unlike those of other numbers, and the rewards that they must get."""
     source, fields = FORMS[form]
     groups, rewards, nothing = [], [], np.zeros(0, np.float32)
     for k in range(size):
@@ -51,7 +51,7 @@ def batch(form: str, size: int) -> tuple[list[Group], list[float]]:
             tests["tests"] = [f"assert f([{x}]) == {k + x}" for x in (2, 5, 9)]
         else:
             tests["outputs"] = [str(s) if form == "stdin" else s for s in sums]
-        prompt = Prompt(f"{form}/{k}", np.zeros(1, np.int32), "", "", "code", "bench", {"tests": tests})
+        prompt = Prompt(f"{form}/{number}/{k}", np.zeros(1, np.int32), "", "", "code", "bench", {"tests": tests})
         text = f"```python\n{source.format(k=k, wrong=' + 1' * (k % 2))}\n```"
         groups.append(Group(prompt, [Sample(k, 0, nothing, nothing, Finish.STOP, 0, text)]))
         rewards.append(1.0 - k % 2)
@@ -62,11 +62,9 @@ def measure(form: str, size: int, rounds: int) -> tuple[float, int]:
     """Programs per second (the median of rounds) and the number of wrong rewards."""
     seconds, wrong = [], 0
     with Grader() as grader:
-        grader.grade(batch(form, 2 * grader.workers)[0])  # starts the workers and their testers
-        for _ in range(rounds):
-            groups, rewards = batch(form, size)
-            for group in groups:
-                group.prompt.id += f"/{len(seconds)}"
+        grader.grade(batch(form, 2 * grader.workers, -1)[0])  # starts the workers and their testers
+        for number in range(rounds):
+            groups, rewards = batch(form, size, number)
             start = time.perf_counter()
             grader.grade(groups)
             seconds.append(time.perf_counter() - start)

@@ -40,7 +40,8 @@ def mbpp(row: Row) -> Row:
 def input_output(tests: str | Row, *, time_limit: float = 0.0) -> Row:
     """APPS, TACO, Eurus (PRIME) and LiveCodeBench's like: ``inputs``, ``outputs`` and, for functions, ``fn_name``.
 
-    A text of a script's input or output may be given as its list of lines; an argument of a function as JSON text.
+    A text of a script's input or output may be given as its list of lines; an argument of a function as JSON text. APPS
+    puts the one value that is returned into a list: the judge takes either, where all outputs look so.
 
     Raises:
         ValueError: not as many outputs as inputs.
@@ -52,8 +53,6 @@ def input_output(tests: str | Row, *, time_limit: float = 0.0) -> Row:
     if fn := fields.get("fn_name"):
         arguments = [[json.loads(line) for line in x.splitlines()] if isinstance(x, str) else x for x in inputs]
         values = [json.loads(x) if isinstance(x, str) and isinstance(inputs[0], str) else x for x in outputs]
-        if all(isinstance(value, list) and len(value) == 1 for value in values):
-            values = [value[0] for value in values]  # APPS puts the one value that is returned into a list
         return {"kind": "call", "fn": fn, "inputs": arguments, "outputs": values, "time_limit": time_limit}
     return _stdin([(_text(i), _text(o)) for i, o in zip(inputs, outputs, strict=True)], time_limit)
 

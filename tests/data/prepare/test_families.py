@@ -174,7 +174,11 @@ def test_a_models_answer_confirms_where_no_flag_does():
     [
         ({"inputs": [["ab", 1], ["c", 2]], "outputs": [3, 4]}, [["ab", 1], ["c", 2]], [3, 4]),
         ({"inputs": ['"ab"\n1', '"c"\n2'], "outputs": ["3", "4"]}, [["ab", 1], ["c", 2]], [3, 4]),
-        ({"inputs": [["ab"]], "outputs": [["YES"]]}, [["ab"]], ["YES"]),  # the one value, in a list
+        (
+            {"inputs": [["ab"]], "outputs": [["YES"]]},
+            [["ab"]],
+            [["YES"]],
+        ),  # maybe the one value, in a list: the judge takes either
         ({"inputs": [["ab"], ["c"]], "outputs": [[1], [1, 2]]}, [["ab"], ["c"]], [[1], [1, 2]]),  # lists are values
         ({"inputs": [["ab"]], "outputs": ["no JSON"]}, [["ab"]], ["no JSON"]),
     ],
