@@ -33,7 +33,7 @@ SANDBOXES = ("bwrap", "none")
 REMAT = ("none", "full", "dots")
 ANSWER_FORMATS = ("boxed", "tag", "hash", "answer_line", "code", "last_line", "whole", "final")
 VERIFIERS = (
-    *("reasoning_gym", "reasoning_gym_strict", "exact", "numeric", "code", "code_all"),
+    *("reasoning_gym", "reasoning_gym_strict", "exact", "numeric", "math", "choice", "code", "code_all"),
     *("ifeval", "ifeval_loose", "ifeval_all"),
 )
 

@@ -10,7 +10,7 @@ from brorl_jax.types import Prompt
 
 # Beyond these a "number" is an attack on the grader's memory (1e999999999 is exact here).
 _MAX_CHARS = 200
-_MAX_EXPONENT = 1_000
+MAX_EXPONENT = 1_000
 
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
 _SIGNED = rf"[+-]?{_DECIMAL}"
@@ -52,7 +52,7 @@ def parse_number(text: str) -> Fraction | None:
         value = _decimal(match["n"]) / denominator if denominator else None
     elif match := _NUMBER.fullmatch(text):
         exponent = int(match["e"] or match["p"] or 0)
-        value = _decimal(match["m"]) * Fraction(10) ** exponent if abs(exponent) <= _MAX_EXPONENT else None
+        value = _decimal(match["m"]) * Fraction(10) ** exponent if abs(exponent) <= MAX_EXPONENT else None
     else:
         return None
     return value / 100 if value is not None and match["percent"] else value

@@ -1,4 +1,4 @@
-r"""Units of measurement: a small table of names, prefixes and dimensions. Nothing is evaluated, so nothing can be attacked.
+r"""Units of measurement: a small table of names, prefixes and dimensions.
 
 ``parse_unit("km/h")`` gives a factor to SI and the exponents of the base dimensions. Scales with an offset (degrees
 Celsius, Fahrenheit) are units of their own and convert to nothing.

@@ -18,9 +18,9 @@ from brorl_jax.rewards.math.structure import Kind, Node
 from brorl_jax.rewards.units import conversion, parse_unit
 
 Verdict = bool | None
-_SIGNIFICANT = 6  # digits from which a decimal may stand for a value that has no finite decimal expansion
-_SCALARS = (Kind.EXPRESSION, Kind.QUANTITY)
+SIGNIFICANT = 6  # digits from which a decimal may stand for a value that has no finite decimal expansion
 _SHORT_UNIT = re.compile(r"(?P<value>-?[\d.,]+(?:\\times10\^(?:\{-?\d+\}|\d))?)(?P<unit>[a-zA-Z]+(?:[/^][a-zA-Z\d]+)*)")
+_DECIMAL = re.compile(r"[+-]?([\d,]+)(?:\.(\d+))?(?:(?:\\times|\\cdot)10\^(?:\{(-?\d+)\}|(\d)))?", re.ASCII)
 _SETS = (Kind.UNION, Kind.DIFFERENCE, Kind.INTERVAL)
 
 
@@ -37,6 +37,10 @@ class Oracle(Protocol):
 
     def sets(self, a: Node, b: Node) -> Verdict:
         """Two subsets of the real line."""
+        ...
+
+    def near(self, exact: Node, shown: Node) -> Verdict:
+        """Whether ``shown`` is ``exact``, or a decimal cut or rounded from it at whatever digit."""
         ...
 
 
@@ -63,6 +67,10 @@ class Plain:
     def sets(self, a: Node, b: Node) -> Verdict:
         return None
 
+    def near(self, exact: Node, shown: Node) -> Verdict:
+        x, y = number(exact.source), number(shown.source)
+        return None if x is None or y is None else x == y or cut_or_rounded(y, x, last_place(shown.source))
+
 
 @functools.lru_cache(maxsize=16_384)
 def number(text: str) -> Fraction | None:
@@ -76,19 +84,28 @@ def number(text: str) -> Fraction | None:
 
 def rounded(a: Node, b: Node, x: Fraction, y: Fraction) -> bool:
     """Whether one is the other cut or rounded to at least six significant digits, as 0.333333 is of 1/3."""
-    for text, shown, exact in ((a.source, x, y), (b.source, y, x)):
-        place = last_place(text)
-        if place is not None and not _terminates(exact) and abs(shown - exact) < place:
-            return True
-    return False
+    return any(
+        cut_or_rounded(shown, exact, last_place(text, SIGNIFICANT))
+        for text, shown, exact in ((a.source, x, y), (b.source, y, x))
+        if not _terminates(exact)
+    )
 
 
-def last_place(text: str) -> Fraction | None:
-    """The worth of the last digit of a decimal with at least six significant digits."""
-    decimal = re.fullmatch(r"[+-]?(\d*)\.(\d+)", text)
-    if decimal is None or len((decimal[1] + decimal[2]).lstrip("0")) < _SIGNIFICANT:
+def cut_or_rounded(shown: Fraction, exact: Fraction, place: Fraction | None) -> bool:
+    """Whether ``shown`` is ``exact`` cut or rounded at a digit worth ``place``; False where that is None."""
+    if place is None:
+        return False
+    cut = shown * exact >= 0 and 0 <= abs(exact) - abs(shown) < place
+    return cut or abs(shown - exact) <= place / 2
+
+
+def last_place(text: str, significant: int = 1) -> Fraction | None:
+    """The worth of the last digit of a decimal with at least that many significant digits; None for anything else."""
+    decimal = _DECIMAL.fullmatch(text)
+    if decimal is None or len((decimal[1] + (decimal[2] or "")).replace(",", "").lstrip("0")) < significant:
         return None
-    return Fraction(1, 10 ** len(decimal[2]))
+    exponent = int(decimal[3] or decimal[4] or 0)
+    return Fraction(10) ** (exponent - len(decimal[2] or "")) if abs(exponent) < match.MAX_EXPONENT else None
 
 
 def _terminates(value: Fraction) -> bool:
@@ -189,35 +206,35 @@ def _set(a: Node, b: Node, oracle: Oracle) -> Verdict:
         return _in_any_order(_distinct(a.items, oracle), _distinct(b.items, oracle), oracle)
     if b.kind in _SETS:
         return _sets(b, a, oracle)
-    return _equal(a.items[0], b, oracle) if len(a.items) == 1 and b.kind is not Kind.SET else False
+    return _equal(a.items[0], b, oracle) if len(a.items) == 1 and b.source != r"\emptyset" else False
 
 
 def _equation(a: Node, b: Node, oracle: Oracle) -> Verdict:
     named = structure.name(a)
-    if b.kind is Kind.EQUATION:
-        if named and named == structure.name(b):
-            return _equal(a.items[-1], b.items[-1], oracle)
-        if named and structure.name(b) and all(number(n.items[-1].source) is not None for n in (a, b)):
+    if b.kind is Kind.EQUATION and (other := structure.name(b)):
+        if named == other:
+            return _equal(structure.tail(a), structure.tail(b), oracle)
+        if named and all(number(n.items[-1].source) is not None for n in (a, b)):
             return False  # x = 5 against y = 5
         return oracle.equation(a, b)
-    if b.kind is Kind.RELATION:
-        return False
     if named:
-        return _equal(a.items[-1], b, oracle)
-    if all(_numeric(n) for n in a.items):  # 0.56 = 56\%
-        return _any(_equal(n, b, oracle) for n in a.items) if _true(a, oracle) else False
-    return False
+        return oracle.equation(a, b) if b.kind is Kind.EQUATION else _equal(structure.tail(a), b, oracle)
+    if b.kind is Kind.EQUATION and len(a.items) == len(b.items) == 2 and (same := oracle.equation(a, b)) is not False:
+        return same
+    # An answer with its derivation: 1 + 2 = 3, 1/3 \approx 0.33, 0.56 = 56\%. What is false states nothing.
+    return _all((_true(a, oracle), _any(_equal(n, b, oracle) for n in a.items)))
 
 
-def _numeric(node: Node) -> bool:
-    bare = re.sub(r"\\(?:frac|sqrt|pi|cdot|times|text\{[^{}]*\})|\\%", "", node.source)
-    return not re.search(r"[a-zA-Z]", bare)
+def _true(equation: Node, oracle: Oracle) -> Verdict:
+    """Whether each member of an equation is equal, or where it says so nearly equal, to the next."""
+    pairs = zip(equation.items, equation.items[1:], equation.text, strict=False)
+    return _all([_equal(x, y, oracle) if sign == "=" else _near(x, y, oracle) for x, y, sign in pairs])
 
 
-def _true(equation: Node, oracle: Oracle) -> bool:
-    """Whether no two neighbours of an equation of numbers are known to differ."""
-    pairs = zip(equation.items, equation.items[1:], strict=False)
-    return not any(_equal(x, y, oracle) is False for x, y in pairs)
+def _near(x: Node, y: Node, oracle: Oracle) -> Verdict:
+    if x.kind is y.kind is Kind.QUANTITY and x.text == y.text:
+        x, y = x.items[0], y.items[0]
+    return oracle.near(x, y) if x.kind is y.kind is Kind.EXPRESSION else _equal(x, y, oracle)
 
 
 def _relation(a: Node, b: Node, oracle: Oracle) -> Verdict:
@@ -251,6 +268,9 @@ def _matrix(a: Node, b: Node, oracle: Oracle) -> Verdict:
     if b.kind is Kind.TUPLE and b.text == "()":  # a vector and its coordinates
         cells = [c for row in a.items for c in row.items]
         return _in_order(cells, b.items, oracle) if 1 in (len(a.items), len(a.items[0].items)) else False
+    if b.kind in (Kind.TUPLE, Kind.INTERVAL) and all(row.kind in (Kind.TUPLE, Kind.INTERVAL) for row in b.items):
+        rows = [Node(Kind.TUPLE, "", "()", row.items) for row in b.items if row.text == "[]"]  # [[1, 2], [3, 4]]
+        return _in_order(a.items, rows, oracle)
     return False
 
 
@@ -314,7 +334,11 @@ def _words(unit: str) -> set[str]:
     return {w.casefold().removesuffix("s") for w in re.findall(r"[A-Za-z]{3,}", unit)}
 
 
-def _never(a: Node, b: Node, oracle: Oracle) -> Verdict:
+def _based(a: Node, b: Node, oracle: Oracle) -> Verdict:
+    return a.text == b.source  # the digits alone: the question names the base
+
+
+def _text(a: Node, b: Node, oracle: Oracle) -> Verdict:
     return False
 
 
@@ -329,11 +353,11 @@ _RULES: dict[Kind, Callable[[Node, Node, Oracle], Verdict]] = {
     Kind.RELATION: _relation,
     Kind.UNION: _sets,
     Kind.DIFFERENCE: _sets,
-    Kind.INTERVAL: _sets,
     Kind.MATRIX: _matrix,
+    Kind.INTERVAL: _sets,
     Kind.TUPLE: _tuple,
     Kind.QUANTITY: _quantity,
-    Kind.BASED: _never,
-    Kind.TEXT: _never,
+    Kind.BASED: _based,
+    Kind.TEXT: _text,
     Kind.EXPRESSION: _expression,
 }

@@ -12,8 +12,12 @@ import unicodedata
 from fractions import Fraction
 
 FUNCTIONS = (
-    "arcsin arccos arctan arccot sinh cosh tanh coth sin cos tan cot sec csc log ln exp".split()
-)
+    "arcsin", "arccos", "arctan", "arccot", "sinh", "cosh", "tanh", "coth", "sin", "cos", "tan", "cot", "sec", "csc",
+    "log", "ln", "exp",
+)  # fmt: skip
+_NUMBER_WORDS = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+)  # fmt: skip
 _NESTED = r"(?:[^{}]|\{[^{}]*\})*"
 _BARE = r"(\d|(?<=\s)[a-zA-Z]|\\pi(?![a-zA-Z]))"  # an argument without braces
 _UNICODE = str.maketrans(
@@ -42,7 +46,7 @@ _WORDS = {
     "negative infinity": r"-\infty",
     "all real numbers": r"\mathbb{R}",
     "all reals": r"\mathbb{R}",
-    **{w: str(n) for n, w in enumerate("zero one two three four five six seven eight nine ten eleven twelve".split())},
+    **{w: str(n) for n, w in enumerate(_NUMBER_WORDS)},
 }
 
 
@@ -85,6 +89,7 @@ _LATEX = _rules(
     (r"\\mathrm\s*\{\s*([deiT])\s*\}", r"\1"),
     (r"\\(?:bf|rm|it|mathrm|vec|mathbf|hat)\s+(?=[a-zA-Z])", ""),
     (r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|mathrm|mbox|operatorname\*?|ce|unit|si)(?=\s*\{)", r"\\text"),
+    (r"(?<=\d)\s*(?:\\text\s*\{\s*)?([aApP])\.?[mM](?:\.|(?![a-zA-Z]))\s*\}?", r"\\text{\1m}"),
     (r"\\(?:phantom|label|tag\*?|color)\s*\{[^{}]*\}", ""),
     (r"\\text\s*\{\s*\}", ""),
 )
@@ -101,9 +106,9 @@ _PLAIN = _rules(
     (r"\\exp\s*\{(" + _NESTED + r")\}", r"e^{\1}"),
     (r"\\sqrt\s+(\d+)", r"\\sqrt{\1}"),
     (r"\\sqrt\s*([\da-zA-Z])", r"\\sqrt{\1}"),
-    (r"\\frac\s*" + _BARE + r"\s*" + _BARE, r"\\frac{\1}{\2}"),
-    (r"\\frac\s*" + _BARE + r"\s*\{", r"\\frac{\1}{"),
-    (r"(\\frac\s*\{" + _NESTED + r"\})\s*" + _BARE, r"\1{\2}"),
+    (r"\\(frac|binom)\s*" + _BARE + r"\s*" + _BARE, r"\\\1{\2}{\3}"),
+    (r"\\(frac|binom)\s*" + _BARE + r"\s*\{", r"\\\1{\2}{"),
+    (r"(\\(?:frac|binom)\s*\{" + _NESTED + r"\})\s*" + _BARE, r"\1{\2}"),
     (r"\^\s*\(([^()]*)\)", r"^{\1}"),
     (r"(?<![\w.])(\d+(?:\.\d*)?|\.\d+)[eE]([+-]?\d{1,4})(?![\w.])", r"\1\\times10^{\2}"),
     (r"(?<=\d)\s*[xX]\s*(?=10\^)", r"\\times "),
@@ -118,6 +123,7 @@ _REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar)\s*\{\s*(\d+)\
 _MIXED = re.compile(
     r"(?<![\w.}^_\\])(-?)\s*(\d+)(?:\s*\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|\s+(\d+)\s*/\s*(\d+)(?!\d))", re.ASCII
 )
+_NESTED_TEXT = re.compile(r"\\text\s*\{(" + _NESTED + r")\}")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _LETTER = re.compile(r"\(?\s*([A-Za-z])\s*\)?")
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{(.*)\}", re.DOTALL)
@@ -132,6 +138,7 @@ def canonical(text: str) -> str:
     text = _unwrap(unicodedata.normalize("NFKC", text))
     for pattern, replacement in _LATEX:
         text = pattern.sub(replacement, text)
+    text = _NESTED_TEXT.sub(lambda m: rf"\text{{{m[1].replace('{', '').replace('}', '')}}}", text)
     text = " ".join(re.sub(r"(?<!\\)\$", "", text).split())
     text = text.rstrip(" .,;:").removesuffix("\\").strip() if not text.endswith(r"\}") else text
     if money := _CURRENCY.match(text):
@@ -178,18 +185,22 @@ def words(text: str) -> str:
     return " ".join(text.replace("{", " ").replace("}", " ").split()).strip(" .")
 
 
-_SHORT_WORDS = frozenset("yes no odd even true false all none red blue up down left".split())
+_SHORT_WORDS = frozenset(("yes", "no", "odd", "all", "red", "up"))
+_PROSE = re.compile(r"[A-Za-z][A-Za-z'\- ]*|[A-Za-z]{3}[A-Za-z'\- ]* \d+")
+_JOINED = re.compile(r"(?<![A-Za-z])(?:and|or)(?![A-Za-z])")
 
 
 def is_prose(text: str) -> bool:
     """Whether ``text`` is words only: ``Evelyn``, ``yes``, ``both A and B``; not ``xy``, which is a product."""
     if re.fullmatch(r"\\text\s*\{[^{}]*\}", text):
         inner = words(text)
-        return len(inner) > 1 and not re.search(r"\d|[=<>+^_\\]", inner)
+        return len(inner) > 1 and not re.search(r"^[\d.]|[=<>+^_\\]", inner)
     bare = words(text)
-    if not re.fullmatch(r"[A-Za-z][A-Za-z'\- ]*", bare) or re.search(r"(?<![A-Za-z])(?:and|or)(?![A-Za-z])", bare):
+    if not _PROSE.fullmatch(bare) or _JOINED.search(bare):
         return False
     parts = bare.split()
+    if parts[0].casefold() in (*FUNCTIONS, "sqrt"):
+        return False
     return max(map(len, parts)) >= 4 or bare.casefold() in _SHORT_WORDS
 
 
@@ -229,6 +240,6 @@ def _mixed(match: re.Match[str]) -> str:
 
 
 def compact(text: str) -> str:
-    """``canonical`` text without white space, for comparison letter by letter (a command keeps its end)."""
-    text = re.sub(r"(\\[a-zA-Z]+) (?=[a-zA-Z])", "\\1\x00", text).replace(" ", "").replace("\x00", " ")
+    """``canonical`` text without white space, for comparison letter by letter; commands and numbers keep their ends."""
+    text = re.sub(r"(\\[a-zA-Z]+) (?=[a-zA-Z])|(?<=\d) (?=\d)", "\\1\x00", text).replace(" ", "").replace("\x00", " ")
     return re.sub(r"(?<=[\^_])\{(.)\}", r"\1", text)

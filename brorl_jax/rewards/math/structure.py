@@ -20,15 +20,15 @@ class Kind(enum.IntEnum):
 
     LIST = enum.auto()  # items without order, as written with commas, "and", "or", \pm
     SET = enum.auto()  # items without order or repetition
-    EQUATION = enum.auto()  # items: the members of a = b = c
+    EQUATION = enum.auto()  # items: the members of a = b = c; text: the signs between them, "=" or "~"
     RELATION = enum.auto()  # items: the members; text: the signs between them, separated by spaces
     UNION = enum.auto()  # items: intervals, sets, relations
     DIFFERENCE = enum.auto()  # items: a set and what is taken out of it
-    INTERVAL = enum.auto()  # two items; text: its brackets
     MATRIX = enum.auto()  # items: rows, each a TUPLE
+    INTERVAL = enum.auto()  # two items; text: its brackets
     TUPLE = enum.auto()  # items in order; text: its brackets
     QUANTITY = enum.auto()  # one item, the value; text: the unit
-    BASED = enum.auto()  # digits in a named base: text is digits_base
+    BASED = enum.auto()  # digits in a named base: source is digits_base, text the digits
     TEXT = enum.auto()  # words
     EXPRESSION = enum.auto()  # anything to be compared by value
 
@@ -49,7 +49,7 @@ _TOKEN = re.compile(
     r"\\begin\s*\{[a-z*]+\}|\\end\s*\{[a-z*]+\}|\\text\{[^{}]*\}|\\langle|\\rangle|\\[{}|]|\\\\|\\[a-zA-Z]+|\\.|."
 )
 _AND_OR = re.compile(r"\\text\{\s*(?:,?\s*(?:and|or),?)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])")
-_SIGNS = {"=": "=", r"\approx": "=", "<": "<", ">": ">", r"\le": "<=", r"\ge": ">=", r"\ne": "!="}
+_SIGNS = {"=": "=", r"\approx": "~", "<": "<", ">": ">", r"\le": "<=", r"\ge": ">=", r"\ne": "!="}
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
 
 
@@ -64,6 +64,7 @@ _NAME = re.compile(
     rf"(?:\\text\{{[^{{}}]*\}}|(?:\\(?:angle|triangle|overline|bar|widehat)\s*\{{?)?[A-Z]{{2,4}}\}}?|{_LETTER}){_INDEX}(?:\([^()]*\))?"
     rf"|\|[A-Z]{{2}}\||\\(?:max|min|gcd|lim_\{{[^{{}}]*\}})\s*\S{{0,30}}"
 )
+_FUNCTION = re.compile(r"\\(?:" + "|".join(FUNCTIONS) + r")(?![a-zA-Z])")
 _MATRIX = re.compile(r"\\begin\s*\{([pbB]?matrix|array|smallmatrix)\}\s*(?:\{[lcr| ]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
 _BASED = re.compile(r"([0-9A-Fa-f.]*\d[0-9A-Fa-f.]*|[A-F]+)\s*_\s*\{?\s*(?:\\text\{\s*)?(?:base\s*)?(\w+)\s*\}?\s*\}?")
 _BASES = {
@@ -77,10 +78,10 @@ _BASES = {
     "nine": "9",
     "ten": "10",
 }
-_THOUSANDS = re.compile(r"(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d|,\d)")
 _UNIT_TAIL = re.compile(
-    r"(?P<value>.*?[\d)}a-z])\s*(?P<unit>\\%|\^\\circ(?:\s*(?:\\text\{\s*)?[CF]\b\s*\}?)?"
-    r"|(?:/\s*)?\\text\{[^{}]*\}.*|(?<=[\d}])\s+(?!and|or)[a-zA-Z]{2,}(?:[ /^*a-zA-Z\d-]*)|(?<=\d)[a-zA-Z]{2,}(?:[/^*a-zA-Z\d-]*))"
+    r"(?P<value>.*?[\d)}a-z])\s*(?P<unit>\\%|\^\\circ(?:\s*(?:\\text\{\s*)?[CF]\b\s*\}?)?|(?:/\s*)?\\text\{[^{}]*\}.*"
+    r"|(?<=[\d}])\s+(?!and|or)[a-zA-Z]{2,}(?:[ /^*a-zA-Z\d-]*)|(?<=\d)[a-zA-Z]{2,}(?:[/^*a-zA-Z\d-]*))"
 )
 
 
@@ -102,7 +103,7 @@ def _parse(text: str, depth: int) -> Node:
     text = text.strip()
     if depth > _MAX_DEPTH:
         return Node(Kind.EXPRESSION, compact(text))
-    for attempt in (_prose, _collection, _membership, _relations, _sets, _enclosed, _plus_minus, _based, _quantity):
+    for attempt in _FORMS:
         node = attempt(text, depth)
         if node is not None:
             return node
@@ -142,7 +143,7 @@ def split(text: str, separators: tuple[str, ...]) -> tuple[list[str], list[str]]
 
 def _prose(text: str, depth: int) -> Node | None:
     if text.startswith(r"\text") and is_prose(text):
-        return Node(Kind.TEXT, words(text).casefold())
+        return Node(Kind.TEXT, re.sub(r",? and |, ?", ", ", words(text).casefold()))
     return None
 
 
@@ -176,8 +177,7 @@ def _named(nodes: list[Node]) -> list[Node]:
     """In ``x = 1, 2`` the name holds for both."""
     if nodes[0].kind is Kind.EQUATION and all(n.kind is Kind.EXPRESSION for n in nodes[1:]) and name(nodes[0]):
         head = nodes[0].items[0]
-        rest = [Node(Kind.EQUATION, f"{head.source}={n.source}", items=(head, n)) for n in nodes[1:]]
-        return [nodes[0], *rest]
+        return [nodes[0], *(equation((head, n), "=") for n in nodes[1:])]
     return nodes
 
 
@@ -194,14 +194,12 @@ def _relations(text: str, depth: int) -> Node | None:
     if set(signs) == {"="} and (pairs := _coordinates(members, depth)):
         return pairs
     items = tuple(_parse(m, depth + 1) for m in members)
-    if set(signs) == {"="}:
+    if set(signs) <= {"=", "~"}:
         last = items[-1]
         if last.kind is Kind.LIST:  # x = \pm 2
-            each = tuple(
-                Node(Kind.EQUATION, f"{items[0].source}={n.source}", items=(*items[:-1], n)) for n in last.items
-            )
+            each = tuple(equation((*items[:-1], n), "".join(signs)) for n in last.items)
             return Node(Kind.LIST, compact(text), items=each)
-        return Node(Kind.EQUATION, compact(text), items=items)
+        return equation(items, "".join(signs))
     return Node(Kind.RELATION, compact(text), " ".join(signs), items)
 
 
@@ -279,6 +277,15 @@ def _matrix(text: str, body: str, depth: int) -> Node:
     return Node(Kind.MATRIX, compact(text), items=tuple(Node(Kind.TUPLE, "", "()", row) for row in cells))
 
 
+def _ratio(text: str, depth: int) -> Node | None:
+    """``2:4:6`` as (1, 2, 3): each part over the first. Of two parts it is left a quotient."""
+    parts, signs = split(text, (":",))
+    if len(signs) < 2 or not all(parts):
+        return None
+    over = tuple(Node(Kind.EXPRESSION, rf"\frac{{{compact(p)}}}{{{compact(parts[0])}}}") for p in parts)
+    return Node(Kind.TUPLE, compact(text), ":", over)
+
+
 def _plus_minus(text: str, depth: int) -> Node | None:
     if r"\pm" not in text and r"\mp" not in text:
         return None
@@ -294,13 +301,16 @@ def _based(text: str, depth: int) -> Node | None:
     if match is None:
         return None
     base = _BASES.get(match[2].casefold(), match[2])
-    return Node(Kind.BASED, f"{match[1].upper().lstrip('0') or '0'}_{base}") if base.isdigit() else None
+    digits = match[1].upper().lstrip("0") or "0"
+    return Node(Kind.BASED, f"{digits}_{base}", digits) if base.isdigit() and 2 <= int(base) <= 36 else None
 
 
 def _quantity(text: str, depth: int) -> Node | None:
     match = _UNIT_TAIL.fullmatch(text)
     if match is None or not re.search(r"\d|\\pi", match["value"]) or not balanced(match["value"]):
         return None
+    if match["unit"].startswith(r"^\circ") and _FUNCTION.search(match["value"]):
+        return None  # of \sin 30^\circ the unit belongs to the 30
     unit = " ".join(match["unit"].split()).lstrip()
     if not unit.startswith(("\\", "^", "/")):  # bare letters: cm is a unit and "apples" a word, xy a product
         first = re.split(r"[ /^*]", unit)[0]
@@ -308,6 +318,9 @@ def _quantity(text: str, depth: int) -> Node | None:
             return None
     value = _parse(match["value"], depth + 1)
     return Node(Kind.QUANTITY, compact(text), unit_text(unit), (value,)) if value.kind is Kind.EXPRESSION else None
+
+
+_FORMS = (_prose, _collection, _membership, _relations, _sets, _enclosed, _ratio, _plus_minus, _based, _quantity)
 
 
 def unit_text(unit: str) -> str:
@@ -334,7 +347,28 @@ def balanced(text: str) -> bool:
 def name(equation: Node) -> str | None:
     """What an equation names: ``x`` of ``x = 5``, ``f(x)``, ``AB``, words; None for ``x + y = 1``."""
     head = equation.items[0]
-    return head.source if head.kind is Kind.TEXT or _NAME.fullmatch(head.source) else None
+    return head.source if _is_name(head) else None
+
+
+def _is_name(node: Node) -> bool:
+    return node.kind is Kind.TEXT or _NAME.fullmatch(node.source) is not None
+
+
+def equation(items: tuple[Node, ...], signs: str) -> Node:
+    """An equation of at least two members; ``5 = x`` is turned round, so that a name stands first."""
+    if len(items) == 2 and not _is_name(items[0]) and _is_name(items[1]):
+        items = items[::-1]
+    source = items[0].source + "".join(sign + item.source for sign, item in zip(signs, items[1:], strict=True))
+    return Node(Kind.EQUATION, source, signs, items)
+
+
+def tail(equation: Node) -> Node:
+    """What an equation says that its first member is."""
+    if len(equation.items) == 2:
+        return equation.items[1]
+    members, signs = equation.items[1:], equation.text[1:]
+    source = members[0].source + "".join(sign + item.source for sign, item in zip(signs, members[1:], strict=True))
+    return Node(Kind.EQUATION, source, signs, members)
 
 
 def as_interval(relation: Node) -> tuple[str, Node] | None:

@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 from brorl_jax.rewards.math import guard, structure
-from brorl_jax.rewards.math.compare import Plain, Verdict, last_place, number
+from brorl_jax.rewards.math.compare import SIGNIFICANT, Plain, Verdict, cut_or_rounded, last_place, number
 from brorl_jax.rewards.math.structure import Kind, Node
 
 _DIGITS = 30
@@ -62,18 +62,23 @@ class Algebra(Plain):
         return self._approximate(a, b, x, y) or same_value(x, y)
 
     def _approximate(self, a: str, b: str, x: Any, y: Any) -> bool:
-        """A decimal of six digits or more for an irrational value; any number within the tolerances."""
-        for text, exact in ((a, y), (b, x)):
-            shown = number(text)
-            if shown is None or exact.free_symbols or (value := evaluate(exact)) is None or not value.is_real:
-                continue
-            room = max(self._absolute, self._relative * abs(shown), last_place(text) or Fraction(0))
-            if abs(value - _rational(shown)) < _rational(room):
-                return True
-        return False
+        """A decimal of six digits or more for an irrational value; any numbers within the tolerances."""
+        u, v = _real_value(x), _real_value(y)
+        if u is None or v is None:
+            return False
+        if abs(u - v) <= max(self._absolute, self._relative * max(abs(u), abs(v))):
+            return True
+        pairs = ((a, u, v), (b, v, u))
+        return any(cut_or_rounded(s, e, last_place(t, SIGNIFICANT)) for t, s, e in pairs if number(t) is not None)
+
+    def near(self, exact: Node, shown: Node) -> Verdict:
+        place = last_place(shown.source)
+        x, y = (_real_value(expression(n.source, r"\log")) for n in (exact, shown))
+        close = x is not None and y is not None and cut_or_rounded(y, x, place)
+        return close or self.value(exact, shown)
 
     def equation(self, a: Node, b: Node) -> Verdict:
-        signs = [n.text.split() or ["="] for n in (a, b)]
+        signs = [n.text.replace("~", "=").split() for n in (a, b)]
         if any(len(n.items) != 2 for n in (a, b)):
             return False
         flipped = signs[0] != signs[1]
@@ -96,10 +101,10 @@ class Algebra(Plain):
         return x == y or sympy.SymmetricDifference(x, y) == sympy.S.EmptySet
 
 
-def _rational(value: Fraction) -> Any:
-    import sympy
-
-    return sympy.Rational(value.numerator, value.denominator)
+def _real_value(e: Any) -> Fraction | None:
+    """The value of a real number to thirty digits."""
+    value = None if e is None or e.free_symbols else evaluate(e)
+    return Fraction(str(value)) if value is not None and value.is_Float and value.is_finite else None
 
 
 @functools.lru_cache(maxsize=1)
