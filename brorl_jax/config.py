@@ -53,7 +53,9 @@ _TABLE: dict[str, Any] = {
     "gold": "",  # how the gold answer stands in it: empty: all of it, "after:<marker>" or "regex:<pattern>"
     "start": 0,  # first row
     "size": 0,  # rows from there; 0 = all
-    "tolerance": 0.0,  # largest absolute difference that the numeric verifier accepts
+    "options": "",  # column with the list of options of multiple-choice questions; empty: the preset's, or none
+    "tolerance": 0.0,  # largest absolute difference that the numeric and math verifiers accept
+    "relative": 0.0,  # the same as a share of the larger number
     "path": "",  # file, or hub dataset
 }
 SOURCE_KINDS: dict[str, dict[str, Any]] = {

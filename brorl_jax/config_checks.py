@@ -221,7 +221,7 @@ def _check_source_values(path: str, entry: Config, verifiers: Collection[str]) -
         _fail(f"{path}.verifier", entry.verifier, f"unknown answer format{suggest(place, fields.ANSWER_FORMATS)}")
     if not entry.weight > 0:
         _fail(f"{path}.weight", entry.weight, "must be above 0; remove the source to leave it out")
-    for key in ("seed", "start", "size", "tolerance"):
+    for key in ("seed", "start", "size", "tolerance", "relative"):
         if entry.get(key, 0) < 0:
             _fail(f"{path}.{key}", entry[key], "must be at least 0")
     if entry.heading and not re.fullmatch(r"\w+(/\w+)?", entry.heading):

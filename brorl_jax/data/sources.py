@@ -105,17 +105,18 @@ def _own_fields(name: str, config: Mapping[str, Any]) -> tuple[Any, dict[str, An
 
 # --- tables ------------------------------------------------------------------------------------------------------
 
-# Field names of well-known files: values that the user sets win over these.
-PRESETS: dict[str, dict[str, Any]] = {
-    "gsm8k": {"question": "question", "answer": "answer", "gold": "after:####"},
+# Fields of well-known files: what the user sets wins. "tolerance" names a column with each row's own.
+PRESETS: dict[str, dict[str, str]] = {
+    "gsm8k": {"gold": "after:####"},
     "svamp": {"question": "{Body}. {Question}", "answer": "Answer"},
-    "math_train": {"question": "problem", "answer": "answer"},
-    "math500": {"question": "problem", "answer": "answer"},
-    "deepmath": {"question": "prompt", "answer": "ground_truth"},
+    "math_train": {"question": "problem", "verifier": "math"},
+    "math500": {"question": "problem", "verifier": "math"},
+    "deepmath": {"question": "prompt", "answer": "ground_truth", "verifier": "math"},
     "aime": {"question": "problem", "answer": "expected_answer"},
-    "amc23": {"question": "problem", "answer": "answer"},
-    "minerva": {"question": "problem", "answer": "solution", "gold": "boxed"},
-    "olympiadbench": {"question": "question", "answer": "final_answer"},
+    "amc23": {"question": "problem"},
+    "minerva": {"question": "problem", "answer": "solution", "gold": "boxed", "verifier": "math"},
+    "olympiadbench": {"answer": "final_answer", "tolerance": "error", "verifier": "math"},
+    "mmlu_pro": {"options": "options", "verifier": "choice"},
 }
 
 
@@ -124,24 +125,29 @@ class _Table:
     """Rows with a question and an answer column.
 
     Attributes:
-        preset: Name in :data:`PRESETS`; supplies the fields below that are left empty.
+        preset: Name in :data:`PRESETS`; supplies the verifier and the fields below where they are left empty.
         question: Column with the question, or several columns as ``"{Body} {Question}"``; "" is ``question``.
         answer: Column with the answer; "" is ``answer``.
         gold: How to get the gold from the answer: "" as it is, ``after:<marker>`` the text after the last marker,
             ``regex:<pattern>`` the first group of the last match, ``boxed`` the content of the last ``\\boxed{}``. Rows
             without a gold are left out and counted.
+        options: Column with the list of a multiple-choice question's options. They are put below the question, with
+            letters; an answer column that holds a whole number counts them from 0.
         start: First row to use.
         size: Number of rows to use from there on; 0 is all.
-        tolerance: Largest absolute difference that the ``numeric`` verifier accepts.
+        tolerance: Largest absolute difference that the ``numeric`` and ``math`` verifiers accept, in the gold's unit.
+        relative: The same as a share of the larger number.
     """
 
     preset: str = ""
     question: str = ""
     answer: str = ""
     gold: str = ""
+    options: str = ""
     start: int = 0
     size: int = 0
     tolerance: float = 0.0
+    relative: float = 0.0
 
     default_verifier: ClassVar[str] = "numeric:boxed"
     lazy: ClassVar[bool] = False
@@ -164,18 +170,26 @@ class _Table:
         question = self.question or preset.get("question", "question")
         answer = self.answer or preset.get("answer", "answer")
         extract = self.gold or preset.get("gold", "")
-        meta = {"tolerance": self.tolerance} if self.tolerance else {}
+        options = self.options or preset.get("options", "")
         rows = self.rows()
         stop = self.start + self.size if self.size else len(rows)
         self.dropped: dict[str, int] = {}
         self._records: list[Record] = []
         for index in range(self.start, min(stop, len(rows))):
             row = rows[index]
-            gold = _gold(_column(row, answer, index), extract)
+            text, gold = _question(row, question, index), _gold(_column(row, answer, index), extract)
             if not gold:
                 self.dropped["no_gold"] = self.dropped.get("no_gold", 0) + 1
                 continue
-            self._records.append(Record(str(index), _question(row, question, index), gold, meta))
+            own = row.get(preset["tolerance"]) if "tolerance" in preset else None
+            meta: dict[str, Any] = {"tolerance": self.tolerance or float(own or 0), "relative": self.relative}
+            meta = {key: value for key, value in meta.items() if value}
+            if options:
+                meta |= {"question": text, "options": [str(o) for o in _column(row, options, index)]}
+                lettered = list(zip(rewards.choice.LETTERS, meta["options"], strict=False))
+                text = "\n".join((text, "", *(f"{letter}. {option}" for letter, option in lettered)))
+                gold = lettered[int(gold)][0] if gold.isdecimal() and int(gold) < len(lettered) else gold
+            self._records.append(Record(str(index), text, gold, meta, preset.get("verifier", "")))
 
     def __len__(self) -> int:
         return len(self._records)

@@ -21,6 +21,7 @@ _MARKUP = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mathbf|boxed|fbox)(?![a-zA-
 _LEAD = re.compile(
     r"^(?:(?:the|correct|best|final|right|so|is|are|answers?|options?|choices?|letters?)\b[\s:=]*)+", re.IGNORECASE
 )
+_TAIL = re.compile(r"\s(?:is|are) (?:the )?(?:correct|right|best)(?: (?:answer|option|choice)s?)?$", re.IGNORECASE)
 _ONE = re.compile(rf"[(\[]?\s*([{LETTERS}])\s*[)\]]?", re.IGNORECASE)
 _SEPARATOR = re.compile(r"\s*(?:,|;|&|/|\band\b)+\s*(?:\band\b)?\s*", re.IGNORECASE)
 _RUN = re.compile(rf"[{LETTERS}]+")
@@ -28,7 +29,9 @@ _LETTER_AND_WORDS = re.compile(
     rf"(?:[(\[]\s*([{LETTERS}])\s*[)\]]\s*[.:]?|([{LETTERS}])\s*(?:[).:\]]|\s[-\u2013\u2014](?=\s)))\s*(\S.*)",
     re.IGNORECASE | re.DOTALL,
 )
-_ANOTHER = re.compile(rf"[(\[][{LETTERS}][)\]]|(?:^|[\s,;])(?:or|and)\s+[{LETTERS}](?![\w'])|(?:^|\s)[{LETTERS}][).:]\s")
+_ANOTHER = re.compile(
+    rf"[(\[][{LETTERS}][)\]]|(?:^|[\s,;])(?:or|and)\s+[{LETTERS}](?![\w'])|(?:^|\s)[{LETTERS}][).:]\s"
+)
 
 
 @register("choice", default_format="answer_line", where="inline")
@@ -53,11 +56,11 @@ def named(text: str, options: Sequence[str] = ()) -> frozenset[str] | None:
     """The letters that ``text`` names, None where it names none or contradicts itself."""
     if len(text) > _MAX_CHARS:
         return None
-    by_words = _by_words(text, options)
+    bare = _TAIL.sub("", _LEAD.sub("", " ".join(_MARKUP.sub(" ", text).split())).strip(" .,:;"))
+    letters = _letters(bare)
+    by_words = None if letters and len(bare) <= 3 else _by_words(text, options)  # an option may read "FACE", too
     if by_words is not None:
         return by_words
-    bare = _LEAD.sub("", " ".join(_MARKUP.sub(" ", text).split())).strip(" .,:;")
-    letters = _letters(bare)
     if letters is None and (match := _LETTER_AND_WORDS.fullmatch(bare)):
         letter, words = (match[1] or match[2]).upper(), match[3]
         if _ANOTHER.search(words) or _by_words(words, options) not in (None, frozenset(letter)):

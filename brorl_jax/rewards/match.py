@@ -1,65 +1,10 @@
-"""Matching an answer with the gold: as text, and as an exact rational number."""
+"""Matching an answer with the gold: as text, and as a number with or without a unit."""
 
 from __future__ import annotations
 
-import re
-from fractions import Fraction
-
+from brorl_jax.rewards import math
 from brorl_jax.rewards.registry import register
 from brorl_jax.types import Prompt
-
-# Beyond these a "number" is an attack on the grader's memory (1e999999999 is exact here).
-_MAX_CHARS = 200
-MAX_EXPONENT = 1_000
-
-_DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
-_SIGNED = rf"[+-]?{_DECIMAL}"
-_EXPONENT = r"(?:[eE](?P<e>[+-]?\d+)|\*10\^\{?(?P<p>[+-]?\d+)\}?)"
-_NUMBER = re.compile(rf"(?P<m>{_SIGNED}){_EXPONENT}?(?P<percent>%)?", re.ASCII)
-_FRACTION = re.compile(rf"(?P<n>{_SIGNED})/(?P<d>{_SIGNED})(?P<percent>%)?", re.ASCII)
-_LATEX_FRACTION = re.compile(r"([+-]?)\\[dt]?frac(?:\{([^{}]*)\}|(\d))(?:\{([^{}]*)\}|(\d))", re.ASCII)
-_ENCLOSED = re.compile(r"\$(.*)\$|\\\((.*)\\\)|\\\[(.*)\\\]", re.DOTALL)
-_REWRITES = (
-    (re.compile(r"[\u2212\u2013]"), "-"),  # Unicode minus and the en dash that stands in for it
-    (re.compile(r"(?<=\d)(?:\{,\}|\\[,!])(?=\d{3}(?!\d))"), ","),
-    (re.compile(r"^([+-]?)\s*\\?\$\s*"), r"\1"),  # currency
-    (re.compile(r"^([+-])\s+"), r"\1"),
-    (re.compile(r"\s*\\?%$"), "%"),
-    (re.compile(r"\s*(?:\\times|\\cdot|\u00d7|\*)\s*(?=10\^)"), "*"),
-    (re.compile(r"\s*/\s*"), "/"),
-)
-
-
-def parse_number(text: str) -> Fraction | None:
-    """The exact value of text that is a number and nothing else, or None.
-
-    Integers, decimals, thousands commas, ``a/b`` and ``\\frac{a}{b}``, percent (``25%`` is 1/4), scientific notation
-    (``1.5e3``, ``1.5 \\times 10^{3}``), an enclosing ``$...$``, a leading currency ``$`` and one final full stop. A
-    number with words or units around it is not a number.
-    """
-    if len(text) > _MAX_CHARS:
-        return None
-    text = text.strip().removesuffix(".").strip()
-    if enclosed := _ENCLOSED.fullmatch(text):
-        text = next(inner for inner in enclosed.groups() if inner is not None).strip()
-    for pattern, replacement in _REWRITES:
-        text = pattern.sub(replacement, text)
-    if latex := _LATEX_FRACTION.fullmatch(text):
-        sign, top, top1, bottom, bottom1 = latex.groups()
-        text = f"{sign}{(top or top1 or '').strip()}/{(bottom or bottom1 or '').strip()}"
-    if match := _FRACTION.fullmatch(text):
-        denominator = _decimal(match["d"])
-        value = _decimal(match["n"]) / denominator if denominator else None
-    elif match := _NUMBER.fullmatch(text):
-        exponent = int(match["e"] or match["p"] or 0)
-        value = _decimal(match["m"]) * Fraction(10) ** exponent if abs(exponent) <= MAX_EXPONENT else None
-    else:
-        return None
-    return value / 100 if value is not None and match["percent"] else value
-
-
-def _decimal(text: str) -> Fraction:
-    return Fraction(text.replace(",", ""))
 
 
 def normalise(text: str) -> str:
@@ -78,15 +23,14 @@ def exact(answer: str, prompt: Prompt) -> float:
 
 @register("numeric", default_format="boxed", where="inline")
 def numeric(answer: str, prompt: Prompt) -> float:
-    """1 if the answer is a number with ``|answer - gold| <= meta["tolerance"]`` (default 0: exactly equal), else 0.
+    """1 if the answer is the gold's number, else 0: the ``math`` scorer without algebra, so that no worker is asked.
+
+    ``meta["tolerance"]`` is the largest difference (in the gold's unit), ``meta["relative"]`` the largest as a share of the
+    larger of the two. A unit may be left out; one that is given must measure the same, and is converted.
 
     Raises:
         ValueError: the gold is not a number.
     """
-    gold = parse_number(prompt.gold)
-    if gold is None:
+    if not math.is_number(prompt.gold):
         raise ValueError(f"the gold {prompt.gold!r} is not a number; use another verifier for this source")
-    value = parse_number(answer)
-    if value is None:
-        return 0.0
-    return float(abs(value - gold) <= Fraction(str(prompt.meta.get("tolerance", 0))))
+    return float(math.plainly_equal(prompt.gold, answer, **math.tolerances(prompt)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from brorl_jax.rewards.math import compare, guard, structure
 from brorl_jax.rewards.math.compare import Plain, Verdict
+from brorl_jax.rewards.math.structure import Kind
 from brorl_jax.rewards.registry import register
 from brorl_jax.types import Prompt
 
@@ -42,6 +43,20 @@ def equal(gold: str, answer: str, *, absolute: float = 0.0, relative: float = 0.
 
         verdict = compare.equal(structure.parse(gold), structure.parse(answer), Algebra(absolute, relative))
     return bool(verdict)
+
+
+def plainly_equal(gold: str, answer: str, *, absolute: float = 0.0, relative: float = 0.0) -> bool:
+    """Whether the two texts state the same as far as that shows without algebra; microseconds, for any answer."""
+    return _quick(gold, answer, Plain(absolute, relative)) is True
+
+
+def is_number(text: str) -> bool:
+    """Whether the text is a number and nothing else, or a number with a unit."""
+    if guard.too_long(text):
+        return False
+    node = structure.parse(text)
+    value = node.items[0] if node.kind is Kind.QUANTITY else node
+    return value.kind is Kind.EXPRESSION and compare.number(value.source) is not None
 
 
 def _quick(gold: str, answer: str, oracle: Plain) -> Verdict:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Protocol
 
-from brorl_jax.rewards import match
 from brorl_jax.rewards.math import structure
+from brorl_jax.rewards.math.number import MAX_EXPONENT, parse_number
 from brorl_jax.rewards.math.structure import Kind, Node
 from brorl_jax.rewards.units import conversion, parse_unit
 
 Verdict = bool | None
+_SPARE = 8  # spellings of its elements that a set may have beyond twice as many as the other: no one writes so many
 SIGNIFICANT = 6  # digits from which a decimal may stand for a value that has no finite decimal expansion
 _SHORT_UNIT = re.compile(r"(?P<value>-?[\d.,]+(?:\\times10\^(?:\{-?\d+\}|\d))?)(?P<unit>[a-zA-Z]+(?:[/^][a-zA-Z\d]+)*)")
 _DECIMAL = re.compile(r"[+-]?([\d,]+)(?:\.(\d+))?(?:(?:\\times|\\cdot)10\^(?:\{(-?\d+)\}|(\d)))?", re.ASCII)
@@ -78,7 +79,7 @@ def number(text: str) -> Fraction | None:
     text = text.removeprefix("{").removesuffix("}") if text.startswith("{") else text
     signs = re.match(r"^[+-]*", text)
     flips = signs[0].count("-") if signs and len(signs[0]) > 1 else 0
-    value = match.parse_number(text.lstrip("+-") if flips else text)
+    value = parse_number(text.lstrip("+-") if flips else text)
     return -value if value is not None and flips % 2 else value
 
 
@@ -105,7 +106,7 @@ def last_place(text: str, significant: int = 1) -> Fraction | None:
     if decimal is None or len((decimal[1] + (decimal[2] or "")).replace(",", "").lstrip("0")) < significant:
         return None
     exponent = int(decimal[3] or decimal[4] or 0)
-    return Fraction(10) ** (exponent - len(decimal[2] or "")) if abs(exponent) < match.MAX_EXPONENT else None
+    return Fraction(10) ** (exponent - len(decimal[2] or "")) if abs(exponent) < MAX_EXPONENT else None
 
 
 def _terminates(value: Fraction) -> bool:
@@ -203,6 +204,9 @@ def _list(a: Node, b: Node, oracle: Oracle) -> Verdict:
 
 def _set(a: Node, b: Node, oracle: Oracle) -> Verdict:
     if b.kind in (Kind.SET, Kind.LIST):
+        few, many = sorted(len({n.source for n in node.items}) for node in (a, b))
+        if many > 2 * few + _SPARE:
+            return False
         return _in_any_order(_distinct(a.items, oracle), _distinct(b.items, oracle), oracle)
     if b.kind in _SETS:
         return _sets(b, a, oracle)
@@ -314,12 +318,12 @@ def _two_quantities(a: Node, b: Node, oracle: Oracle) -> Verdict:
     x, y = a.items[0], b.items[0]
     if a.text.casefold() == b.text.casefold():
         return _equal(x, y, oracle)
-    factor = conversion(a.text, b.text)
+    factor = conversion(b.text, a.text)
     if factor is not None:
         n, m = number(x.source), number(y.source)
         if n is None or m is None:
             return _equal(x, y, oracle) if factor == 1 else None
-        n *= factor
+        m *= factor
         return abs(n - m) <= Fraction(1, 10**12) * abs(m) or oracle.value(_exact(n), _exact(m))
     if "%" in (a.text, b.text) or (parse_unit(a.text) and parse_unit(b.text)):
         return False

@@ -31,6 +31,7 @@ def too_long(text: str) -> str | None:
 
 def too_large(text: str) -> str | None:
     """Why ``text`` gets no algebra: powers and factorials of plain numbers, also stacked, that no one can write out."""
+    text = " ".join(text.split())
     for match in _FACTORIAL.finditer(text):
         if match[1] is None or int(match[1]) > MAX_FACTORIAL:
             return f"a factorial above {MAX_FACTORIAL}!, or a factorial of a factorial of a factorial"

@@ -81,7 +81,7 @@ _BASES = {
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d|,\d)")
 _UNIT_TAIL = re.compile(
     r"(?P<value>.*?[\d)}a-z])\s*(?P<unit>\\%|\^\\circ(?:\s*(?:\\text\{\s*)?[CF]\b\s*\}?)?|(?:/\s*)?\\text\{[^{}]*\}.*"
-    r"|(?<=[\d}])\s+(?!and|or)[a-zA-Z]{2,}(?:[ /^*a-zA-Z\d-]*)|(?<=\d)[a-zA-Z]{2,}(?:[/^*a-zA-Z\d-]*))"
+    r"|(?<=[\d}])\s+(?!and|or)[a-zA-Z]{2}[ /^*a-zA-Z\d-]*|(?<=\d)[a-zA-Z]{2}[/^*a-zA-Z\d-]*)"
 )
 
 
