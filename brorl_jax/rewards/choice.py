@@ -1,7 +1,7 @@
 r"""Multiple choice: the letter of an option, however it is written, or the option's own words.
 
-``B``, ``(b)``, ``\text{(B)}``, ``**B.** 3.2 m``, ``option B`` and, where the options are known, ``3.2 m`` are one answer. An
-answer that names two options where the gold names one, or a letter and another option's words, is wrong.
+``B``, ``(b)``, ``\text{(B)}``, ``**B.** 3.2 m``, ``option B`` and, where the options are known, ``3.2 m`` are one
+answer. One that names two options where the gold names one, or a letter and another option's words, is wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LETTER_AND_WORDS = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _ANOTHER = re.compile(
-    rf"[(\[][{LETTERS}][)\]]|(?:^|[\s,;])(?:or|and)\s+[{LETTERS}](?![\w'])|(?:^|\s)[{LETTERS}][).:]\s"
+    rf"[(\[][{LETTERS}][)\]]|(?:^|[\s,;])(?:or|and)\s+[{LETTERS}](?![\w'])|(?:^|\s)[{LETTERS}][).:](?:\s|$)"
 )
 
 
@@ -38,8 +38,8 @@ _ANOTHER = re.compile(
 def choice(answer: str, prompt: Prompt) -> float:
     """1 if the answer names the gold's options and no other, else 0.
 
-    The gold is one letter or several (``C``, ``A, C``), or the words of an option. ``meta["options"]`` holds the options'
-    words, A's first; without it only letters are read.
+    The gold is one letter or several (``C``, ``A, C``), or the words of an option. ``meta["options"]`` holds the words
+    of the options, A's first; without it only letters are read.
 
     Raises:
         ValueError: the gold names no option.

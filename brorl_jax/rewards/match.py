@@ -25,8 +25,8 @@ def exact(answer: str, prompt: Prompt) -> float:
 def numeric(answer: str, prompt: Prompt) -> float:
     """1 if the answer is the gold's number, else 0: the ``math`` scorer without algebra, so that no worker is asked.
 
-    ``meta["tolerance"]`` is the largest difference (in the gold's unit), ``meta["relative"]`` the largest as a share of the
-    larger of the two. A unit may be left out; one that is given must measure the same, and is converted.
+    ``meta["tolerance"]`` is the largest difference (in the gold's unit), ``meta["relative"]`` the largest as a share of
+    the larger of the two. A unit may be left out; one that is given must measure the same, and is converted.
 
     Raises:
         ValueError: the gold is not a number.

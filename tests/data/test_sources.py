@@ -14,6 +14,7 @@ import pytest
 from brorl_jax import rewards
 from brorl_jax.data import sources
 from brorl_jax.data.stream import PromptStream, exclusions
+from brorl_jax.rewards.math.number import parse_number
 from brorl_jax.types import Prompt
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -261,7 +262,7 @@ def test_gsm8k_golds(file):
     rows = [json.loads(line) for line in (SHARED / file).read_text().splitlines()]
     assert len(source) == len(rows) == {"gsm8k_train.jsonl": 7473, "gsm8k_test.jsonl": 1319}[file]
     for row, record in zip(rows, records(source), strict=True):
-        assert rewards.match.parse_number(record.gold) == int(row["answer"].split("#### ")[-1].replace(",", ""))
+        assert parse_number(record.gold) == int(row["answer"].split("#### ")[-1].replace(",", ""))
     assert self_test(source, "numeric:boxed") == self_test(source, "numeric:hash") == len(rows)
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from brorl_jax.rewards.math import structure
 from brorl_jax.rewards.math.number import MAX_EXPONENT, parse_number
 from brorl_jax.rewards.math.structure import Kind, Node
-from brorl_jax.rewards.units import conversion, parse_unit
+from brorl_jax.rewards.math.units import conversion, parse_unit
 
 Verdict = bool | None
 _SPARE = 8  # spellings of its elements that a set may have beyond twice as many as the other: no one writes so many
@@ -297,7 +297,8 @@ def _quantity(a: Node, b: Node, oracle: Oracle) -> Verdict:
     if short and parse_unit(a.text) and parse_unit(short["unit"]):  # 5 m beside a quantity: no product of 5 and m
         value_of_b = Node(Kind.EXPRESSION, short["value"])
         return _two_quantities(a, Node(Kind.QUANTITY, b.source, short["unit"], (value_of_b,)), oracle)
-    return _equal(value, b, oracle)
+    product = len(a.text) == 1 and oracle.value(Node(Kind.EXPRESSION, a.source), b)  # 2 m may be twice m
+    return _any((_equal(value, b, oracle), product))
 
 
 def _without_percent(value: Node, bare: Node, oracle: Oracle) -> Verdict:

@@ -12,7 +12,7 @@ import functools
 import re
 
 from brorl_jax.rewards.math.normal import FUNCTIONS, canonical, compact, is_prose, words
-from brorl_jax.rewards.units import parse_unit
+from brorl_jax.rewards.math.units import parse_unit
 
 
 class Kind(enum.IntEnum):
@@ -81,7 +81,8 @@ _BASES = {
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d|,\d)")
 _UNIT_TAIL = re.compile(
     r"(?P<value>.*?[\d)}a-z])\s*(?P<unit>\\%|\^\\circ(?:\s*(?:\\text\{\s*)?[CF]\b\s*\}?)?|(?:/\s*)?\\text\{[^{}]*\}.*"
-    r"|(?<=[\d}])\s+(?!and|or)[a-zA-Z]{2}[ /^*a-zA-Z\d-]*|(?<=\d)[a-zA-Z]{2}[/^*a-zA-Z\d-]*)"
+    r"|(?<=[\d}])\s+(?:(?!and|or)[a-zA-Z](?:/?[a-zA-Z]|\^\d)[ /^*a-zA-Z\d-]*|[a-zA-Z])"
+    r"|(?<=\d)[a-zA-Z]/?[a-zA-Z][/^*a-zA-Z\d-]*)"
 )
 
 
