@@ -1,6 +1,6 @@
 r"""Pairs of a gold answer and an answer, with the verdict that a careful reader gives; grouped by what they try.
 
-``=`` equal, ``!`` not equal. Rows marked with a comment are matters of convention; docs/verifiers.md states it.
+``=`` equal, ``!`` not equal. Rows marked with a comment are matters of convention; docs/math.md states it.
 """
 
 # fmt: off

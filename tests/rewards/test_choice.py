@@ -12,12 +12,12 @@ OPTIONS = ("3.2 m/s", "32 m/s", "0.32 m/s", "the speed of sound")
 ONE = [
     "B", "b", "(B)", "[B]", "B.", "B)", "**B**", "$B$", r"\text{B}", r"\text{(B)}", r"\boxed{B}", r"\mathrm{B}", "`B`",
     "Option B", "option (b)", "The answer is B", "The correct answer is (B).", "Answer: B", "B is correct",
-    "B. 32 m/s", "(B) 32 m/s", "B: 32 m/s", "B - 32 m/s", "**B.** 32 m/s", "32 m/s", "32", "32.0 m/s", r"$32\text{ m/s}$",
-    "B) because sound is faster", "115.2 km/h",
+    "B. 32 m/s", "(B) 32 m/s", "B: 32 m/s", "B - 32 m/s", "**B.** 32 m/s", "32 m/s", "32", "32.0 m/s",
+    r"$32\text{ m/s}$", "B) because sound is faster", "115.2 km/h",
 ]  # fmt: skip
 NONE = [
-    "", "32 kg", "A or B", "(A) or (B)", "(B) or (C)", "B. or C.", "(B) not (A)", "E", "Z", "(B) 3.2 m/s", "Because", "Bright",
-    "A B C D", "the answer", "B" * 2_000, "3.2 m/s or 32 m/s",
+    "", "32 kg", "A or B", "(A) or (B)", "(B) or (C)", "B. or C.", "(B) not (A)", "E", "Z", "(B) 3.2 m/s", "Because",
+    "Bright", "A B C D", "the answer", "B" * 2_000, "3.2 m/s or 32 m/s",
 ]  # fmt: skip
 
 

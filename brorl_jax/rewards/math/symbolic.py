@@ -23,6 +23,7 @@ _DIGITS = 30
 _TOLERANCE = 1e-20
 _POINTS = 3
 _MAX_SYMBOLS = 16
+_MAX_EXPONENT = 25_000  # decimal digits before the point up to which values are compared digit by digit
 _MAX_LOG = 1e5  # decimal digits of the largest number that is evaluated
 _REWRITES = (
     (re.compile(r"(?<=[\^_])([a-zA-Z\d])"), r"{\1}"),
@@ -59,6 +60,8 @@ class Algebra(Plain):
             return False
         if x == y:
             return True
+        if x.is_Rational and y.is_Rational:
+            return self._approximate(a, b, x, y)
         return self._approximate(a, b, x, y) or same_value(x, y)
 
     def _approximate(self, a: str, b: str, x: Any, y: Any) -> bool:
@@ -104,7 +107,7 @@ class Algebra(Plain):
 def _real_value(e: Any) -> Fraction | None:
     """The value of a real number to thirty digits."""
     value = None if e is None or e.free_symbols else evaluate(e)
-    return Fraction(str(value)) if value is not None and value.is_Float and value.is_finite else None
+    return Fraction(str(value)) if value is not None and value.is_real and value.is_finite else None
 
 
 @functools.lru_cache(maxsize=1)
@@ -180,14 +183,14 @@ def _size(e: Any) -> float:
     return max(parts, default=1.0) + 1
 
 
-def evaluate(e: Any, point: dict[Any, Any] | None = None) -> Any:
-    """The value to thirty digits, None where there is none."""
+def evaluate(e: Any, point: dict[Any, Any] | None = None, digits: int = _DIGITS) -> Any:
+    """The value to that many digits, None where there is none."""
     import sympy
 
     if e.has(sympy.Sum, sympy.Integral, sympy.Limit, sympy.Product, sympy.Derivative):
         return None
     try:
-        value = e.evalf(_DIGITS, subs=point, maxn=400)
+        value = e.evalf(digits, subs=point, maxn=max(400, 2 * digits))
     except Exception:  # evalf raises whatever its functions raise
         return None
     if value in (sympy.oo, -sympy.oo):
@@ -217,11 +220,26 @@ def _agree(x: Any, y: Any, point: dict[Any, Any] | None) -> Verdict:
     a, b = evaluate(x, point), evaluate(y, point)
     if a is None or b is None:
         return None
-    if a == b:
-        return True
     if not (a.is_finite and b.is_finite):
+        return a == b
+    size = max(_exponent(a), _exponent(b))
+    if size > _MAX_EXPONENT:
         return False
-    return bool(abs(a - b) <= _TOLERANCE * max(abs(a), abs(b))) or bool(max(abs(a), abs(b)) < _TOLERANCE)
+    if size > _DIGITS // 3:  # 2^{100} + 1 is not 2^{100}
+        a, b = evaluate(x, point, size + _DIGITS), evaluate(y, point, size + _DIGITS)
+        return None if a is None or b is None else bool(abs(a - b) <= _TOLERANCE)
+    return bool(abs(a - b) <= _TOLERANCE * max(abs(a), abs(b))) or (_is_zero(a) and _is_zero(b))
+
+
+def _exponent(value: Any) -> int:
+    """Decimal digits before the point."""
+    parts = [part._mpf_ for part in value.as_real_imag() if part.is_Float and part]
+    return max((int((exponent + bits) * 0.30103) for _, _, exponent, bits in parts), default=0)
+
+
+def _is_zero(value: Any) -> bool:
+    """Whether sympy found no digit of the value that is certain, as of ``\\sin^2 1 + \\cos^2 1 - 1``."""
+    return all(part == 0 or part._prec == 1 for part in value.as_real_imag())
 
 
 def _points(names: list[Any], *, signed: bool) -> list[dict[Any, Any]]:
