@@ -1,6 +1,7 @@
 """The math verifier: a table of verdicts, its laws, hostile expressions, and the gold answers of public sets."""
 
 import functools
+import itertools
 import json
 import random
 import re
@@ -220,7 +221,7 @@ def load(shared_data, preset, file):
 
 
 def spelled_anew(gold):
-    r"""The same answer as another hand writes it, so that text alone does not decide: ``\frac`` large, spaces, dollars."""
+    r"""The same answer as another hand writes it, so that text alone does not decide: ``\dfrac``, dollars."""
     gold = gold.replace(r"\frac", r"\dfrac").replace(r"\left", "").replace(r"\right", "")
     return "$ " + re.sub(r"(?<=[^\\])([=+])", r" \1 ", gold.strip("$")) + r" $"
 
@@ -255,5 +256,5 @@ def test_a_gold_with_another_digit_is_wrong(shared_data, preset, file):
 def test_golds_of_different_questions_differ(shared_data):
     """Neighbours of one set against each other: equal only where their text or their number is."""
     golds = sorted({r.gold for r in load(shared_data, "math500", "math500.jsonl") if "\\" in r.gold})
-    equal = {(a, b) for a, b in zip(golds, golds[1:], strict=False) if verdict(a, b)}
+    equal = {(a, b) for a, b in itertools.pairwise(golds) if verdict(a, b)}
     assert {(json.dumps(a), json.dumps(b)) for a, b in equal} == set()

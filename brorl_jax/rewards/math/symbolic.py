@@ -69,7 +69,8 @@ class Algebra(Plain):
         u, v = _real_value(x), _real_value(y)
         if u is None or v is None:
             return False
-        if abs(u - v) <= max(self._absolute, self._relative * max(abs(u), abs(v))):
+        room = max(self._absolute, self._relative * max(abs(u), abs(v)))
+        if room and abs(u - v) <= room:
             return True
         pairs = ((a, u, v), (b, v, u))
         return any(cut_or_rounded(s, e, last_place(t, SIGNIFICANT)) for t, s, e in pairs if number(t) is not None)
@@ -105,7 +106,9 @@ class Algebra(Plain):
 
 
 def _real_value(e: Any) -> Fraction | None:
-    """The value of a real number to thirty digits."""
+    """The value of a real number: exact where it is rational, else to thirty digits."""
+    if e is not None and e.is_Rational:
+        return Fraction(int(e.p), int(e.q))
     value = None if e is None or e.free_symbols else evaluate(e)
     return Fraction(str(value)) if value is not None and value.is_real and value.is_finite else None
 
