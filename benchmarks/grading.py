@@ -86,28 +86,46 @@ def work(kinds: Sequence[str], prompts: int, n: int, *, repeats: bool) -> list[G
     return groups
 
 
-def plain_loop(groups: Sequence[Group]) -> tuple[float, list[list[float]]]:
-    """Seconds, and scores by group, of math-verify on every response."""
+class Clock:
+    """Wall clock, and processor seconds of this process and its live descendants, since it was made."""
+
+    def __init__(self) -> None:
+        self.wall, self.cpu = time.perf_counter(), self._cpu(os.getpid())
+
+    def read(self) -> dict[str, float]:
+        """What has passed, as ``{"s", "cpu_s"}``."""
+        return {"s": time.perf_counter() - self.wall, "cpu_s": self._cpu(os.getpid()) - self.cpu}
+
+    def _cpu(self, pid: int) -> float:
+        times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]  # user, system
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if pid == os.getpid():
+            children = [c for t in Path("/proc/self/task").glob("*/children") for c in t.read_text().split()]
+        return sum(map(int, times)) / os.sysconf("SC_CLK_TCK") + sum(self._cpu(int(child)) for child in children)
+
+
+def plain_loop(groups: Sequence[Group]) -> tuple[dict[str, float], list[list[float]]]:
+    """What math-verify takes for every response, and its scores by group."""
     import logging
 
     from math_verify import parse, verify
 
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     parse(r"$\frac{1}{2}$")  # what is made at the first call
-    start, scores = time.perf_counter(), []
+    clock, scores = Clock(), []
     for group in groups:
         gold = parse(rf"\boxed{{{group.prompt.gold}}}")
         scores.append([float(verify(gold, parse(sample.text))) for sample in group.samples])
-    return time.perf_counter() - start, scores
+    return clock.read(), scores
 
 
-def service(grader: Grader, groups: Sequence[Group]) -> tuple[float, dict[str, float]]:
-    """Seconds and counters of the grading service on the same responses."""
+def service(grader: Grader, groups: Sequence[Group]) -> tuple[dict[str, float], dict[str, float]]:
+    """What the grading service takes for the same responses, and its counters."""
     grader.pop_metrics()
-    start = time.perf_counter()
+    clock = Clock()
     grader.grade(groups)
-    seconds = time.perf_counter() - start
-    return seconds, {key.rpartition("/")[2]: value for key, value in grader.pop_metrics().items() if "/math/" in key}
+    took = clock.read()
+    return took, {key.rpartition("/")[2]: value for key, value in grader.pop_metrics().items() if "/math/" in key}
 
 
 def compare(name: str, make: Callable[[], list[Group]], workers: int, rounds: int) -> Result:
@@ -117,11 +135,11 @@ def compare(name: str, make: Callable[[], list[Group]], workers: int, rounds: in
         groups = make()
         with Grader(workers=workers) as grader:
             grader.grade([warm(k) for k in range(4 * workers)])
-            seconds, counts = service(grader, groups)
-        ours.append(seconds)
-    others, scores = plain_loop(groups)
+            took, counts = service(grader, groups)
+        ours.append(took)
+    plain, scores = plain_loop(groups)
+    median = {key: statistics.median(took[key] for took in ours) for key in plain}
     samples = [sample for group in groups for sample in group.samples]
-    theirs = [score for group in scores for score in group]
     unlike = [
         {"gold": group.prompt.gold, "response": sample.text, "ours": sample.reward, "plain": score}
         for group, row in zip(groups, scores, strict=True)
@@ -131,10 +149,10 @@ def compare(name: str, make: Callable[[], list[Group]], workers: int, rounds: in
     return {
         "answers": len(samples),
         "distinct": len({(g.prompt.id, s.text) for g in groups for s in g.samples}),
-        "right": sum(theirs) / len(theirs),
-        "service_s": statistics.median(ours),
-        "plain_s": others,
-        "ratio": others / statistics.median(ours),
+        "right": sum(sample.reward for sample in samples) / len(samples),
+        "service": median,
+        "plain": plain,
+        "ratio": plain["s"] / median["s"],
         "goal": GOALS[name] * (1 if name == "repeats" else workers),
         "counters": counts,
         "unlike": len(unlike),
@@ -203,13 +221,14 @@ def table(out: Result, n: int, deadline: float) -> str:
         "",
         f"Answers per second, {out['workers']} workers; the plain loop is one process.",
         "",
-        "| answers | distinct | service | plain loop | ratio | goal | verdicts that differ |",
-        "|---|---|---|---|---|---|---|",
+        "| answers | distinct | service | plain loop | ratio | goal | processor seconds | verdicts that differ |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, row in out["cases"].items():
         lines.append(
-            f"| {row['answers']:,} {titles[name]} | {row['distinct']:,} | {row['answers'] / row['service_s']:,.0f} | "
-            f"{row['answers'] / row['plain_s']:,.0f} | {row['ratio']:.1f}x | {row['goal']:g}x | {row['unlike']} |"
+            f"| {row['answers']:,} {titles[name]} | {row['distinct']:,} | {row['answers'] / row['service']['s']:,.0f} | "
+            f"{row['answers'] / row['plain']['s']:,.0f} | {row['ratio']:.1f}x | {row['goal']:g}x | "
+            f"{row['service']['cpu_s']:.1f} to {row['plain']['cpu_s']:.1f} | {row['unlike']} |"
         )
     lines += [
         "",
