@@ -225,10 +225,11 @@ def table(out: Result, n: int, deadline: float) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, row in out["cases"].items():
+        ours, plain = row["service"], row["plain"]
         lines.append(
-            f"| {row['answers']:,} {titles[name]} | {row['distinct']:,} | {row['answers'] / row['service']['s']:,.0f} | "
-            f"{row['answers'] / row['plain']['s']:,.0f} | {row['ratio']:.1f}x | {row['goal']:g}x | "
-            f"{row['service']['cpu_s']:.1f} to {row['plain']['cpu_s']:.1f} | {row['unlike']} |"
+            f"| {row['answers']:,} {titles[name]} | {row['distinct']:,} | {row['answers'] / ours['s']:,.0f} | "
+            f"{row['answers'] / plain['s']:,.0f} | {row['ratio']:.1f}x | {row['goal']:g}x | "
+            f"{ours['cpu_s']:.1f} to {plain['cpu_s']:.1f} | {row['unlike']} |"
         )
     lines += [
         "",
