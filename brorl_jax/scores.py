@@ -99,6 +99,7 @@ def source_scores(rows: Sequence[Row]) -> dict[str, float]:
 
     Returns:
         ``pass@1``: mean raw reward over prompts and their samples (avg@k; for a continuous verifier its mean reward).
+        ``full_marks``: the same with a sample's reward cut to 1 for full marks and 0 for less.
         ``pass@<k>``: for k = 2, 4, ... and the number of samples, by full marks; of prompts with k scored samples.
         ``stderr``: of ``pass@1``, bootstrap over prompts.
         ``length``, ``length_correct``: mean response tokens, of all scored samples and of those with full marks.
@@ -118,6 +119,7 @@ def source_scores(rows: Sequence[Row]) -> dict[str, float]:
         enough = n >= k
         scores[f"pass@{k}"] = _mean(pass_at_k(n[enough], right[enough], k)) if enough.any() else float("nan")
     return scores | {
+        "full_marks": _mean(np.array([(r.scored >= FULL_MARKS).mean() for r in with_score])),
         "length": _mean(lengths[scored]),
         "length_correct": _mean(lengths[scored & (rewards >= FULL_MARKS)]),
         "truncated_rate": _mean(truncated[scored]),

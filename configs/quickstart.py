@@ -74,7 +74,7 @@ def get_config():
     config.warmup.batch = 256
     config.warmup.lr = 2e-3
 
-    config.train.steps = 60
+    config.train.steps = 100
     config.eval.every = 20
     config.eval.samples = 4
     config.eval.temperature = 1.0

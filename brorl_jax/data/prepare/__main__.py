@@ -11,13 +11,13 @@ from typing import Any
 
 from brorl_jax import rewards
 from brorl_jax.data import files
-from brorl_jax.data.prepare import code, families, generated, passrates, pipeline, similar
+from brorl_jax.data.prepare import benchmarks, code, families, generated, passrates, pipeline, similar
 from brorl_jax.data.prepare.families import FAMILIES, Family
 from brorl_jax.data.prepare.pipeline import Benchmark, Options
 
 _SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
 _QUESTION = ("question", "problem", "prompt", "text", "Question")  # of benchmark files, the first that a row has
-assert code and generated  # imported for the families that they register
+assert benchmarks and code and generated  # imported for the families that they register
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -40,6 +40,8 @@ def prepare(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     name, fam = arguments.name, FAMILIES[arguments.name]
     options = _options(arguments)
+    if fam.benchmark:
+        options = dataclasses.replace(options, near=0.0)
     rewards.load_plugins(arguments.plugins)
     rates = passrates.read(arguments.pass_rates) if arguments.pass_rates else {}
     rows, origin = _rows(name, fam, arguments)
@@ -61,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     listing = "\n".join(f"  {name:<14} {fam.about}" for name, fam in FAMILIES.items())
     parser = argparse.ArgumentParser(
         "python -m brorl_jax.data.prepare",
-        description="Makes a training set for data sources of kind 'prepared'.",
+        description="Makes a training set or a benchmark for data sources of kind 'prepared'.",
         epilog=f"families:\n{listing}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

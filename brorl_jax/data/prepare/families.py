@@ -70,6 +70,7 @@ class Family:
         prompt: Template of what the user says.
         hub: Where its rows are, if the user has the hub.
         generate: Makes its rows instead of reading them: ``(size, seed, tasks) -> rows``.
+        benchmark: It is evaluated on: no row is left out as a repeat.
     """
 
     convert: Callable[[Row], Item]
@@ -79,6 +80,7 @@ class Family:
     prompt: str = PLAIN
     hub: Hub | None = None
     generate: Callable[[int, int, Sequence[str]], Iterable[Row]] | None = None
+    benchmark: bool = False
 
 
 FAMILIES: dict[str, Family] = {}
