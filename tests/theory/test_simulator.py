@@ -95,6 +95,23 @@ def test_update_is_optax_adamw_on_the_autodiff_gradient():
         np.testing.assert_allclose((begin.z + ours.d)[: setup.vocab], z, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("reading", mass_balance.READINGS)
+def test_a_step_of_plain_gradient_is_theorem_1(reading):
+    """A huge eps turns AdamW into gradient ascent at the rate lr / eps; the theorem is its first order."""
+    setup, rate = Setup(n=12, vocab=50, correct=9, reading=reading), 1e-5
+    with jax.enable_x64(True):
+        begin = simulator.start(setup)
+        state, correct = simulator.initial(setup, begin), begin.rewards > 0
+        counts = simulator.draw(jax.random.key(0), state.copies * begin.p, setup.n)
+        adamw = AdamW(lr=rate * 1e6, eps=1e6, weight_decay=0.0)
+        after = simulator.update(state, simulator.probabilities(begin, state), counts, begin, adamw, setup)
+        gained = simulator.measure(after, begin, setup.correct).q_pos - begin.p[: setup.correct].sum()
+        rewards = begin.rewards - counts @ begin.rewards / setup.n
+        p = state.copies * begin.p  # without the padding
+        want = mass_balance.delta_q_pos(mass_balance.balance(p, correct, counts, rewards, reading), rate)
+    assert float(gained) == pytest.approx(float(want), rel=1e-5)
+
+
 def test_the_start_is_the_figures():
     record = simulator.simulate(Setup(n=4, steps=1, log_every=1))
     e3, e5 = np.exp(3), np.exp(5)
