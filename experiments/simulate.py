@@ -30,7 +30,7 @@ PAPER_N = (4, 8, 16, 512, 51_200)  # [P] Figure 3
 FGRPO_N = tuple(2**k for k in range(1, 18))  # [FG] appendix J
 
 # N: (Q_pos, share of improved correct tokens) after 1,000 seeded steps of PyTorch's AdamW in float64, seed 0, from an
-# independent implementation. The paper prints no numbers; these lie on its curves.
+# independent implementation. The paper prints no numbers; these lie on its curves. With 51,200 no correct token falls.
 REFERENCE = {4: (0.601, 0.112), 8: (0.603, 0.222), 16: (0.607, 0.320), 512: (0.634, 0.628), 51_200: (0.647, 1.000)}
 TOLERANCE = (0.001, 0.01)  # of the mean over seeds; half of the last printed digit and the spread between seeds
 
@@ -93,7 +93,8 @@ def check(cases: Sequence[Case], records: Sequence[Record]) -> list[str]:
         if case.setup.n in REFERENCE:
             want = REFERENCE[case.setup.n]
             line += f"; reference {want[0]:.3f}, {want[1]:.1%}"
-            if abs(q_pos.mean() - want[0]) > TOLERANCE[0] or abs(improved.mean() - want[1]) > TOLERANCE[1]:
+            far = abs(q_pos.mean() - want[0]) > TOLERANCE[0] or abs(improved.mean() - want[1]) > TOLERANCE[1]
+            if far or np.any((record.worst_drop[:, -1] < 0) != (want[1] < 1)):
                 line += " MISSED"
         lines.append(line)
     return lines

@@ -61,10 +61,19 @@ def over_steps(cases: Sequence[Case], records: Sequence[Record], third: str = "w
             axes[2].axhline(0, color="0.6", linewidth=0.8, zorder=1)
         for a in axes:
             a.set(xlabel="step", xlim=(0, records[0].step[0, -1]))
+        _caption(figure, cases, records)
         figure.legend(
             *axes[0].get_legend_handles_labels(), title="N", loc="outside right center", ncols=1 + (len(cases) > 10)
         )
     return figure
+
+
+def _caption(figure: Figure, cases: Sequence[Case], records: Sequence[Record]) -> None:
+    """Which reading of the sample, and what a band is."""
+    readings, seeds = {case.setup.reading for case in cases}, len(records[0].step)
+    how = {"multiplicity": "a token counts as often as drawn", "distinct": "each drawn token counts once"}
+    text = " / ".join(f"{how[reading]} ({reading})" for reading in sorted(readings))
+    figure.suptitle(f"{text}; mean and range of {seeds} seeds", fontsize=9, color="0.35")
 
 
 def sweep(cases: Sequence[Case], records: Sequence[Record]) -> Figure:
@@ -92,6 +101,7 @@ def sweep(cases: Sequence[Case], records: Sequence[Record]) -> Figure:
                     band(grid[i, j], x, y, color=colour, marker=marker, markersize=4, label=curve)
                 _dress(grid[i, j], panel, name if j == 0 else "", last=i == 2, label=label)
             grid[0, j].legend(fontsize=8)
+        _caption(figure, [case for case in cases if case.panel != "reading"], records)
     return figure
 
 

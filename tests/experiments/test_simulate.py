@@ -48,16 +48,21 @@ def test_sweep_changes_one_thing_at_a_time():
     assert {c.setup.n for c in cases if c.panel == "n"} >= {64, 512, 8192, 51_200}
 
 
-def fake(q_pos: float, improved: float) -> Record:
-    ones = np.ones((2, 1))
-    return Record(ones, q_pos * ones, improved * ones, -1e-6 * ones, ones, ones)
-
-
 @pytest.mark.parametrize(
-    ("q_pos", "improved", "missed"), [(0.6013, 0.115, False), (0.6031, 0.112, True), (0.601, 0.13, True)]
+    ("n", "q_pos", "improved", "worst", "missed"),
+    [
+        (4, 0.6013, 0.115, -1e-6, False),
+        (4, 0.6031, 0.112, -1e-6, True),
+        (4, 0.601, 0.13, -1e-6, True),
+        (4, 0.601, 0.112, 1e-7, True),
+        (51_200, 0.647, 1.0, 1e-7, False),
+        (51_200, 0.647, 1.0, -1e-7, True),
+    ],
 )
-def test_check_fails_where_a_reference_is_missed(q_pos, improved, missed):
-    (line,) = simulate.check([simulate.Case("figure", Setup(n=4))], [fake(q_pos, improved)])
+def test_check_fails_where_a_reference_is_missed(n, q_pos, improved, worst, missed):
+    ones = np.ones((2, 1))
+    record = Record(ones, q_pos * ones, improved * ones, worst * ones, ones, ones)
+    (line,) = simulate.check([simulate.Case("figure", Setup(n=n))], [record])
     assert line.endswith("MISSED") == missed
 
 
