@@ -2,18 +2,21 @@
 
 import gzip
 import json
+import os
 import re
 import struct
+from pathlib import Path
 
 import pytest
 
+from benchmarks import sandbox as sandbox_benchmark
 from brorl_jax import rewards
 from brorl_jax.data import code_tests
 from brorl_jax.errors import UserError
 from brorl_jax.rewards import code, sandbox
 from brorl_jax.rewards.code import judge
 from brorl_jax.rewards.sandbox import isolation, seccomp
-from brorl_jax.types import Prompt
+from brorl_jax.types import Prompt, Status
 
 pytestmark = pytest.mark.usefixtures("sandboxed")
 LIMIT = 30.0  # seconds for what must not run out of time
@@ -283,6 +286,50 @@ def test_stubs_fail(shared_data, name):
         names = set(re.findall(r"(\w+)\(", tests["fn"] + "(" + "".join(tests["tests"]))) - {"assert", "check", "set"}
         stub = "".join(f"def {n}(*a, **k): return E()\n" for n in names)
         assert judge(everything + stub, code.Tests.of(tests | {"total_limit": LIMIT})).fraction == 0.0
+
+
+# --- in workers ------------------------------------------------------------------------------------------------------
+
+
+def test_workers_judge_alike():
+    """Right and wrong programs of the benchmark, by the grading service."""
+    rate, wrong = sandbox_benchmark.measure("assert", 4, 1)
+    assert rate > 0 and wrong == 0
+
+
+def descendants(pid):
+    """Processes below ``pid``, with their command lines."""
+    found, pending = {}, [pid]
+    while pending:
+        try:
+            for task in os.listdir(f"/proc/{(parent := pending.pop())}/task"):
+                children = Path(f"/proc/{parent}/task/{task}/children").read_text().split()
+                pending += children
+                found |= {child: Path(f"/proc/{child}/cmdline").read_text() for child in children}
+        except OSError:
+            continue
+    return found
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow  # it waits for a deadline
+def test_a_killed_worker_takes_its_sandbox_along():
+    tests = {"kind": "stdin", "inputs": [""], "outputs": ["1"], "total_limit": 60.0}
+    groups, _ = sandbox_benchmark.batch("stdin", 1, 0)
+    groups[0].prompt.meta["tests"] = tests
+    groups[0].samples[0].text = "```\nimport time\ntime.sleep(1000)\n```"
+    seen = {}
+    with rewards.Grader(workers=1, deadline_factor=0.1) as grader:
+        grader.wait([grader.submit(groups[0])], lambda: seen.update(descendants(os.getpid())))
+        assert groups[0].samples[0].status is Status.TIMEOUT
+        inside = [pid for pid, command in seen.items() if "/usr" in command and "-I" in command.split("\0")]
+        assert inside and not any(map(alive, inside))
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------
