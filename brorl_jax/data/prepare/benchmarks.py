@@ -11,6 +11,7 @@ from brorl_jax.data.prepare.families import BOXED, Hub, Item, Row, Skip, boxed, 
 
 _MATH = {"verifier": "math:boxed", "prompt": BOXED, "benchmark": True}
 _CODE = {"verifier": "code", "prompt": CODE, "benchmark": True}
+_PLUS_LIMIT = 30.0  # seconds for all tests; ours: EvalPlus has thousands, and five canonical solutions need more than 5
 _CHOICE = (
     "{question}\n\nThink step by step. End with a line 'Answer: X', where X is the letter of the right option."  # ours
 )
@@ -70,7 +71,9 @@ def humaneval(row: Row) -> Item:
     about="HumanEval with many more tests; HumanEval/32's test is wrong in some releases and then left out",
 )
 def humanevalplus(row: Row) -> Item:
-    return humaneval(row)
+    item = humaneval(row)
+    item.meta["tests"]["total_limit"] = _PLUS_LIMIT
+    return item
 
 
 @family(
@@ -84,6 +87,7 @@ def mbppplus(row: Row) -> Item:
     """The prompt shows the first of MBPP's tests: it says what the function is called and takes."""
     shown = column(row, "test_list")[0]
     tests = {"kind": "assert", "fn": code_tests.mbpp(dict(row))["fn"], "setup": "", "tests": [column(row, "test")]}
+    tests["total_limit"] = _PLUS_LIMIT
     question = column(row, "prompt", "text").strip()
     said = f"{question}\nIt must pass tests such as `{shown}`."
     return Item(question, column(row, "code").replace("\r\n", "\n"), key=_key(row), meta={"tests": tests}, said=said)
