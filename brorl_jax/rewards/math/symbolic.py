@@ -88,8 +88,9 @@ class Algebra(Plain):
         flipped = signs[0] != signs[1]
         if flipped and signs[0] != [structure.flip(signs[1][0])]:
             return False
-        sides = [expression(i.source, r"\log") if i.kind is Kind.EXPRESSION else None for n in (a, b) for i in n.items]
-        if any(s is None for s in sides):
+        read = [expression(i.source, r"\log") if i.kind is Kind.EXPRESSION else None for n in (a, b) for i in n.items]
+        sides = [s for s in read if s is not None]
+        if len(sides) < len(read):
             return False
         first, second = sides[0] - sides[1], sides[3] - sides[2] if flipped else sides[2] - sides[3]
         if first.free_symbols != second.free_symbols or not first.free_symbols:
@@ -176,9 +177,10 @@ def _size(e: Any) -> float:
     if isinstance(e, sympy.Pow | sympy.exp):
         exponent = parts[-1]
         base = parts[0] if isinstance(e, sympy.Pow) else 1.0
-        if not e.args[-1].is_number:
+        power = e.args[-1]
+        if not isinstance(power, sympy.Expr) or not power.is_number:
             return max(base, exponent, 1.0) * 10
-        return base * abs(float(e.args[-1].evalf(5))) if exponent < 9 else float("inf")
+        return base * abs(float(power.evalf(5))) if exponent < 9 else float("inf")
     if isinstance(e, sympy.factorial | sympy.gamma | sympy.binomial):
         return 10 ** min(max(parts), 12.0) if e.is_number else max(parts) + 2
     if isinstance(e, sympy.Mul):
