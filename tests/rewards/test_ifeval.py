@@ -174,3 +174,33 @@ def test_judging_is_total_and_loose_forgives(text, mark):
     kwargs = [{}, {"num_highlights": 1}, {}, {}, {}, {"num_sentences": 2, "relation": "at least"}]
     strict, loose = (ifeval.judge(text, kinds, kwargs, loose=flag) for flag in (False, True))
     assert all(b or not a for a, b in zip(strict, loose, strict=True))
+
+
+def test_four_figures_of_a_file_of_responses(tmp_path, capsys):
+    """Two prompts, three responses; counted by hand."""
+    from brorl_jax.rewards.ifeval.__main__ import main
+
+    prompts = [
+        {"prompt": "p", "instruction_id_list": ["punctuation:no_comma", "startend:quotation"], "kwargs": [{}, {}]},
+        {"prompt": "q", "instruction_id_list": ["startend:quotation"], "kwargs": [{}]},
+    ]
+    responses = [
+        {"prompt": "p", "response": '<think>a, b</think>"fine"'},  # both
+        {"prompt": "p", "response": 'Here, look:\n"fine"'},  # strictly none, loosely (without the first line) both
+        {"prompt": "q", "response": "no"},  # none
+    ]
+    files = []
+    for name, rows in (("prompts", prompts), ("responses", responses)):
+        files.append(tmp_path / f"{name}.jsonl")
+        files[-1].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    main([str(file) for file in files])
+    printed = {line.split()[0]: float(line.split()[1]) for line in capsys.readouterr().out.splitlines()}
+    assert printed == {
+        "strict/prompt": 33.33,
+        "strict/instruction": 40.0,
+        "loose/prompt": 66.67,
+        "loose/instruction": 80.0,
+    }
+    files[1].write_text(json.dumps(responses[0]) + "\n")
+    with pytest.raises(SystemExit, match="1 of 2 prompts have no response"):
+        main([str(file) for file in files])
