@@ -123,13 +123,14 @@ def _of(tasks):
 
 @pytest.mark.parametrize("task", _of(TASKS))
 def test_no_constant_answer_earns_more_than_chance(task, monkeypatch, tmp_path):
-    prompts = _prompts(task, ITEMS, monkeypatch)
+    items = 8 if task in SLOW else ITEMS
+    prompts = _prompts(task, items, monkeypatch)
     score = rewards.get("reasoning_gym").score
     golds = Counter(p.gold.strip().lower() for p in prompts if p.gold)
-    chance = max(golds.values(), default=0) / ITEMS
+    chance = max(golds.values(), default=0) / items
     for p in prompts:
-        if p.gold:
-            assert score(Answer(p.gold.strip()), p) == 1.0
+        if gold := rewards.get("reasoning_gym").rules.gold(p):
+            assert score(Answer(gold.strip()), p) == 1.0
     program = f"__import__('pathlib').Path({str(tmp_path / 'ran')!r}).write_text('x')"
     for constant in [*CONSTANTS, program, f"[{program}]", *list(golds)[:4]]:
         earned = np.mean([score(Answer(constant), p) for p in prompts])
