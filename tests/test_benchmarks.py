@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from benchmarks import grading, n_scaling, step
+from benchmarks import grading, n_scaling, simulator, step
 from benchmarks.contenders import work as shared
 from benchmarks.contenders.work import Work
 
@@ -208,3 +208,17 @@ def test_grading_does_the_work_beside_the_plain_loop(tmp_path, capsys):
     statuses = {row["what"]: row["status"] for row in out["hostile"]}
     assert {what for what, status in statuses.items() if status == "timeout"} == {"hang", "hang_in_c", "stop"}
     assert (tmp_path / "grading.md").read_text() in capsys.readouterr().out
+
+
+def test_simulators_are_held_to_one_result(monkeypatch, tmp_path, capsys):
+    size = ["--n", "2", "300", "--seeds", "1", "--steps", "10", "--vocab", "96", "--correct", "10"]
+    tiny = [*size, "--out", str(tmp_path)]
+    monkeypatch.setattr(simulator, "AGREE", 0.05)
+    assert simulator.main(tiny) == 0
+    table = (tmp_path / "simulator.md").read_text()
+    assert table in capsys.readouterr().out
+    rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| ")]
+    assert rows == ["| N", "| 2", "| 300", "| all", "| all, compiling"]
+    monkeypatch.setattr(simulator, "AGREE", 0.0)
+    assert simulator.main(tiny) == 1
+    assert "Q_pos differs by more than 0.0" in (tmp_path / "simulator.md").read_text()
