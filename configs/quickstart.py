@@ -1,8 +1,8 @@
 """Learns sums of two-digit numbers from scratch, on two CPU cores.
 
 Task: reasoning-gym `basic_arithmetic`, two terms, addition only, answered with the bare number. A new model (width 128,
-3 layers) gets a supervised warm start until 30 % of the held-out answers are right, so that most of a prompt's rollouts
-are some right, some wrong; then reinforcement learning on sums of which none is held out.
+3 layers) gets a supervised warm start until 30 % of the held-out answers are right, so that most groups hold right and
+wrong ones; then reinforcement learning on sums of which none is held out.
 
 Hardware: two CPU cores, no accelerator, no network.
 Result, measured on two cores of an AMD EPYC; held-out pass@1 (256 sums, 4 samples each, temperature 1, standard error 2
