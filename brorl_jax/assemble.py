@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from brorl_jax import batches, rewards
+from brorl_jax import batches, diagnostics, rewards
 from brorl_jax import config as config_lib
 from brorl_jax.collect import Rules
 from brorl_jax.config import Config
@@ -24,7 +24,7 @@ from brorl_jax.errors import UserError
 from brorl_jax.learner import advantages, kl, losses, mismatch, optim, reduce, shaping
 from brorl_jax.learner import state as state_lib
 from brorl_jax.learner.state import TrainState
-from brorl_jax.learner.step import Compute, Objective
+from brorl_jax.learner.step import Compute, Objective, make_next_token
 from brorl_jax.models import hf, sharding, transformer
 from brorl_jax.models.config import ModelConfig
 from brorl_jax.rewards import sandbox
@@ -309,3 +309,19 @@ def advantage_setter(config: Config) -> Callable[[list[Group], int], None]:
     estimate = functools.partial(advantages.get(algo.advantage), normalise=algo.normalise)
     shape = functools.partial(shaping.shape_rewards, max_tokens=config.rollout.max_tokens, **config.shaping)
     return functools.partial(batches.set_advantages, estimate=estimate, shape=shape, clip=algo.advantage_clip)
+
+
+def mass_balance(config: Config, model: Model) -> Callable[..., dict[str, float]]:
+    """``mass_balance(params, groups, version=...)``: the diagnostics of a step's rollouts, for ``metrics.jsonl``."""
+    return functools.partial(
+        diagnostics.mass_balance,
+        next_token=make_next_token(model.cfg, model.compute),
+        mesh=model.mesh,
+        slots=config.batch.slots,
+        vocab=model.tokenizer.vocab_size,
+        bounds=diagnostics.Bounds(
+            min_visits=config.diagnostics.min_visits,
+            max_depth=config.diagnostics.max_depth,
+            exact_nodes=config.diagnostics.exact_nodes,
+        ),
+    )

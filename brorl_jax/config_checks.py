@@ -52,6 +52,7 @@ AT_LEAST_ONE = _paths(
     rollout.sglang.launch.tp rollout.sglang.launch.dp
     algo.updates_per_step optim.base_samples batch.slots batch.rows batch.row_tokens train.steps
     warmup.batch warmup.every
+    diagnostics.min_visits diagnostics.max_depth
     eval.samples checkpoint.keep log.every mesh.data mesh.fsdp mesh.tensor"""
 )
 AT_LEAST_ZERO = _paths(
@@ -59,7 +60,7 @@ AT_LEAST_ZERO = _paths(
     algo.mismatch.low algo.mismatch.stop_above algo.reference.every algo.reference.kl_spike algo.reference.stall
     shaping.overlong_buffer shaping.overlong_penalty shaping.cosine_coef optim.warmup_steps optim.weight_decay
     optim.clip_norm warmup.steps eval.every eval.temperature eval.max_prompts checkpoint.every
-    rollout.sglang.launch.servers"""
+    diagnostics.mass_balance_every diagnostics.exact_nodes rollout.sglang.launch.servers"""
 )
 ABOVE_ZERO = _paths(
     """grading.deadline_factor optim.lr optim.eps warmup.lr algo.kl.clamp algo.mismatch.high algo.eps_low

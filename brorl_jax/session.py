@@ -53,6 +53,7 @@ class Session:
     train_step: Callable[..., Any]
     score: Callable[..., Any]
     set_advantages: Callable[[list[Group], int], None]
+    mass_balance: Callable[..., dict[str, float]]
     checkpointer: Checkpointer
     timer: PhaseTimer
     stop: Stop
@@ -113,6 +114,7 @@ def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> S
         train_step=make_train_step(model.cfg, assemble.objective(config), model.compute, optimizer, placed),
         score=make_score(model.cfg, model.compute),
         set_advantages=assemble.advantage_setter(config),
+        mass_balance=assemble.mass_balance(config, model),
         checkpointer=checkpointer,
         timer=PhaseTimer(),
         stop=stop,

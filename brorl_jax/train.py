@@ -79,6 +79,12 @@ def step(s: Session) -> tuple[Metrics, Fates]:
     with timer("score"):
         packed = [batches.add_scores(batch, s.score, s.state, old=several) for batch in packed]
 
+    # diagnostics of these rollouts, while the weights that drew them are there
+    every = config.diagnostics.mass_balance_every
+    if every and s.step % every == 0:
+        with timer("diagnose"):
+            metrics |= s.mass_balance(s.state.params, groups, version=int(s.state.updates))
+
     # 7. update
     with timer("update"):
         results = []

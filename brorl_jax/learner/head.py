@@ -113,3 +113,15 @@ def logp_and_entropy(
     results: Any = _chunked(hidden, weight, tokens, jnp.float32(temperature), real, chunk)
     logp, entropy = results
     return logp[:count], jax.lax.stop_gradient(entropy[:count])
+
+
+def distributions(
+    hidden: Float[Array, "C D"],
+    weight: Float[Array, "D V"],
+    *,
+    temperature: float = 1.0,
+    real_vocab: int | None = None,
+) -> Float[Array, "C V"]:
+    """The whole next-token distribution of a few chosen states; all of them are held, so never of a batch's tokens."""
+    real = weight.shape[1] if real_vocab is None else real_vocab
+    return jax.nn.softmax(_logits(hidden, weight, jnp.float32(temperature), real), axis=-1)

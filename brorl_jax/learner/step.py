@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float, Int
 
-from brorl_jax.learner.head import logp_and_entropy
+from brorl_jax.learner.head import distributions, logp_and_entropy
 from brorl_jax.learner.optim import apply_or_skip
 from brorl_jax.learner.reduce import counts, masked_sum
 from brorl_jax.learner.state import TrainState
@@ -78,14 +78,17 @@ def _micro(batch: Batch, i: Array) -> Batch:
     return Batch(n_micro=batch.n_micro, **fields)
 
 
-def _logp(params: Any, cfg: ModelConfig, micro: Batch, compute: Compute) -> tuple[Array, Array]:
-    """Log-probability and entropy of every place of a micro-batch, flat."""
-    hidden = forward_rows(
+def _hidden(params: Any, cfg: ModelConfig, micro: Batch, compute: Compute) -> Float[Array, "S rows T D"]:
+    return forward_rows(
         params, cfg, micro.prefix, micro.prefix_len, micro.inputs, micro.segment_ids, micro.positions,
         compute_dtype=compute.dtype, remat=compute.remat, sharding=compute.sharding,
     )  # fmt: skip
+
+
+def _logp(params: Any, cfg: ModelConfig, micro: Batch, compute: Compute) -> tuple[Array, Array]:
+    """Log-probability and entropy of every place of a micro-batch, flat."""
     return logp_and_entropy(
-        hidden.reshape(-1, cfg.hidden),
+        _hidden(params, cfg, micro, compute).reshape(-1, cfg.hidden),
         unembed(params),
         micro.tokens.reshape(-1),
         temperature=compute.temperature,
@@ -107,6 +110,28 @@ def make_score(cfg: ModelConfig, compute: Compute) -> Callable[[Any, Batch], Flo
         return jax.lax.fori_loop(0, batch.n_micro, one, jnp.zeros(batch.mask.shape, jnp.float32))
 
     return score
+
+
+def make_next_token(
+    cfg: ModelConfig, compute: Compute
+) -> Callable[[Any, Batch, Int[ArrayLike, "M S X"]], Float[Array, "M S X V"]]:
+    """Compiles ``next_token(params, batch, places)``: the distribution that ``tokens`` were drawn from, at few places.
+
+    ``places`` count along a slot's rows, ``row * T + t``. Every distribution is returned whole, so keep X small.
+    """
+
+    @jax.jit
+    def next_token(params: Any, batch: Batch, places: Array) -> Array:
+        def one(i: Array, out: Array) -> Array:
+            hidden = _hidden(params, cfg, _micro(batch, i), compute)
+            hidden = hidden.reshape(hidden.shape[0], -1, cfg.hidden)
+            chosen = jnp.take_along_axis(hidden, places[i][..., None], axis=1).reshape(-1, cfg.hidden)
+            p = distributions(chosen, unembed(params), temperature=compute.temperature, real_vocab=compute.real_vocab)
+            return out.at[i].set(p.reshape(out.shape[1:]))
+
+        return jax.lax.fori_loop(0, batch.n_micro, one, jnp.zeros((*places.shape, cfg.vocab_size), jnp.float32))
+
+    return next_token
 
 
 def _loss(

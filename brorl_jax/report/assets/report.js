@@ -15,7 +15,7 @@ const AXES = [
   { key: "x/tokens", label: "tokens" },
   { key: "x/wall", label: "time", time: true },
 ];
-const PHASES = ["rollout", "reward", "pack", "score", "update", "publish", "checkpoint", "eval"];
+const PHASES = ["rollout", "reward", "pack", "score", "diagnose", "update", "publish", "checkpoint", "eval"];
 const view = { axis: AXES[0], weight: 0, stacked: 0 };
 
 const SECTIONS = [
@@ -30,6 +30,12 @@ const SECTIONS = [
     { title: "KL to the reference", hint: "nats per token", keys: ["policy/kl_ref"], format: format.number },
     { title: "Response length", hint: "mean tokens", keys: ["length/mean"], format: format.number },
     { title: "Cut off by length", hint: "share of responses that hit the token limit", keys: ["length/truncated_rate"], format: format.percent, zero: true },
+  ]],
+  ["Mass balance", [
+    { title: "Mass never sampled", hint: "probability of tokens no rollout drew, where rollouts branch", keys: ["mass_balance/unsampled"], format: format.percent, zero: true },
+    { title: "Sign is certain", hint: "share of visits where right answers must gain, or lose, whatever the unsampled tokens are", keys: ["mass_balance/sign_certain"], format: format.percent, bounds: [0, 1] },
+    { title: "Batch mood", hint: "mean |S_R| where rollouts branch; unsampled tokens move in proportion to it", keys: ["mass_balance/mood_abs"], format: format.number, zero: true },
+    { title: "Unsampled second moment", hint: "sum of p² over unsampled tokens at the first nodes", keys: ["mass_balance/unsampled_2"], format: format.number, zero: true },
   ]],
   ["Stability", [
     { title: "Gradient norm", hint: "before clipping", keys: ["optim/grad_norm"], format: format.number, clip: true, zero: true },

@@ -1,0 +1,268 @@
+"""The sequence-level picture: the real learner on a task whose every answer can be scored.
+
+A small transformer answers 8 prompts with 3 tokens out of 16, so there are 4,096 possible answers to each; an eighth of
+them, drawn at random, is right. It is trained by the package's own loop (``train.step``: embedded engine, grading,
+dynamic sampling, advantages, packing, compiled update) with N rollouts per prompt, and after every step all answers are
+scored: correct mass, pass@k, worst drop and retained mass are sums, not estimates. Beside it stands what the one-step
+theory [P] says about each trained group before the update, with the sequences as the theorem's tokens.
+
+Two arms. ``recipe``: PPO-clip with clip-higher, four updates a step, REINFORCE++-baseline, KL to the start.
+``one_step``: a single on-policy update on group-centred rewards without KL, which is nearest to the theory.
+
+python -m experiments.enumerable      # everything; CSV and figures into experiments/results/enumerable
+python -m experiments.enumerable --n 4 64 --seeds 1 --steps 10 --out /tmp/look
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import functools
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from brorl_jax import assemble, train
+from brorl_jax import config as config_lib
+from brorl_jax.interrupt import Stop
+from brorl_jax.learner.step import Compute, make_score, make_train_step
+from brorl_jax.metrics import PhaseTimer
+from brorl_jax.models import sharding, transformer
+from brorl_jax.models.config import ModelConfig
+from brorl_jax.rewards import registry
+from brorl_jax.rollout.local import LocalEngine
+from brorl_jax.session import Session
+from brorl_jax.theory import enumerable, mass_balance
+from brorl_jax.theory.precision import float64
+from brorl_jax.types import Group, Prompt
+
+VOCAB, LENGTH, PROMPTS, RIGHT = 16, 3, 8, 1 / 8
+SIZES = (2, 4, 8, 16, 64, 512)
+KS = (1, 16, 128)
+STEPS = 150
+ARMS = ("recipe", "one_step")
+CFG = ModelConfig.for_family(
+    "qwen3", vocab_size=VOCAB + PROMPTS, hidden=32, layers=2, heads=2, kv_heads=2, head_dim=16, ffn=64,
+    max_positions=8, tied=False,
+)  # fmt: skip
+SPREAD = 15.0  # of the output projection over its usual start: answers then differ in probability by e^2.5, not by 2 %
+
+
+class Digits:
+    """Stands in for a tokenizer: an answer is its token numbers in answer tags."""
+
+    vocab_size = VOCAB
+    stop_ids: tuple[int, ...] = ()
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        return f"<answer>{' '.join(map(str, tokens))}</answer>"
+
+
+@registry.register("listed", default_format="tag")
+def listed(answer: str, prompt: Prompt) -> float:
+    """1 if the prompt's table has the answer."""
+    return float(answer in prompt.meta["right"])
+
+
+class Cycle:
+    """The prompts in turn; one that is asked for again gets new seeds from the loop."""
+
+    def __init__(self, prompts: Sequence[Prompt]):
+        self._prompts, self._at = prompts, 0
+
+    def take(self, n: int) -> list[Prompt]:
+        self._at += n
+        return [self._prompts[i % len(self._prompts)] for i in range(self._at - n, self._at)]
+
+    def state(self) -> int:
+        return self._at
+
+    def restore(self, state: int) -> None:
+        self._at = state
+
+
+def config(arm: str, n: int, seed: int) -> Any:
+    """The settings of one run. The learning rate is the same for every N, as in the paper's simulation."""
+    c = config_lib.default()
+    c.seed = seed
+    c.rollout.update(n=n, prompts_per_step=PROMPTS, max_tokens=LENGTH)
+    c.batch.update(slots=2, rows=min(n, 64), row_tokens=LENGTH)
+    c.optim.update(lr=1e-3, lr_rule="constant")
+    c.diagnostics.mass_balance_every = 0
+    if arm == "one_step":
+        c.algo.update(updates_per_step=1, loss="reinforce", advantage="dr_grpo", normalise="none")
+        c.algo.kl.coef = 0.0
+    else:
+        c.algo.updates_per_step = 4
+        c.algo.kl.coef = 1e-3
+    c.algo.mismatch.kind = "none"
+    return config_lib.freeze(c)
+
+
+def task(seed: int) -> tuple[list[Prompt], np.ndarray]:
+    """The prompts and which of all answers to each are right, ``[PROMPTS, VOCAB ** LENGTH]``."""
+    answers = enumerable.all_sequences(VOCAB, LENGTH)
+    right = np.random.default_rng(seed).random((PROMPTS, len(answers))) < RIGHT
+    prompts = []
+    for i, row in enumerate(right):
+        table = {" ".join(map(str, answer)) for answer in answers[row].tolist()}
+        prompts.append(
+            Prompt(f"table/{i}", np.array([VOCAB + i], np.int32), "", "", "listed", "table", {"right": table})
+        )
+    return prompts, right
+
+
+def weights(seed: int) -> Any:
+    """Random weights whose answers already differ in probability, as those of a trained model do."""
+    drawn = transformer.init(jax.random.key(seed), CFG)
+    return drawn | {"head": SPREAD * drawn["head"]}
+
+
+class Arm:
+    """The compiled programs of one arm and N; every seed runs them again."""
+
+    def __init__(self, arm: str, n: int):
+        self.arm, self.n = arm, n
+        fixed = config(arm, n, 0)
+        compute = Compute(real_vocab=VOCAB, head_chunk=1 << 14)
+        mesh = sharding.make_mesh(1, 1, 1)
+        shapes = jax.eval_shape(lambda: weights(0))
+        self.model = assemble.Model(CFG, Digits(), lambda: None, shapes, compute, mesh)  # pyright: ignore
+        self.optimizer = assemble.optimizer(fixed, assemble.learning_rate(fixed), 0)
+        self.make_state, placed = assemble.state_maker(self.model, self.optimizer, reference=fixed.algo.kl.coef > 0)
+        self.train_step = make_train_step(CFG, assemble.objective(fixed), compute, self.optimizer, placed)
+        self.score = make_score(CFG, compute)
+
+    def session(self, seed: int, prompts: Sequence[Prompt]) -> Session:
+        """A run of the package's loop, at its start."""
+        c = config(self.arm, self.n, seed)
+        session = Session(
+            config=c,
+            workdir=Path(),
+            model=self.model,
+            held_out={},
+            prompts=Cycle(prompts),  # pyright: ignore[reportArgumentType]
+            engine=LocalEngine(CFG, rows=4096, chunk=LENGTH, real_vocab=VOCAB),
+            optimizer=self.optimizer,
+            train_step=self.train_step,
+            score=self.score,
+            set_advantages=assemble.advantage_setter(c),
+            mass_balance=assemble.mass_balance(c, self.model),
+            checkpointer=None,  # pyright: ignore[reportArgumentType]
+            timer=PhaseTimer(),
+            stop=Stop(),
+            state=self.make_state(weights(seed)),
+        )
+        session.engine.publish(session.state.params, 0)
+        return session
+
+
+@functools.partial(jax.jit, static_argnames=("vocab", "length"))
+def _logps(params: Any, prompts: Any, *, vocab: int, length: int) -> Any:
+    return enumerable.sequence_logps(params, CFG, prompts, vocab=vocab, length=length)
+
+
+def probabilities(params: Any, prompts: Sequence[Prompt]) -> np.ndarray:
+    """Of every answer to every prompt, float64."""
+    logp = _logps(params, np.stack([p.tokens for p in prompts]), vocab=VOCAB, length=LENGTH)
+    return np.exp(np.asarray(logp, np.float64))
+
+
+def predicted(groups: Sequence[Group], p: np.ndarray, right: np.ndarray) -> list[tuple[int, float]]:
+    """``(prompt, the theorem's bracket)`` of each trained group: distinct answers, rewards minus the group's mean."""
+    out = []
+    for group in groups:
+        prompt = int(group.prompt.tokens[0]) - VOCAB
+        digits = np.stack([s.tokens for s in group.samples])
+        drawn = np.ravel_multi_index(tuple(digits.T), (VOCAB,) * LENGTH)
+        counts = np.bincount(drawn, minlength=p.shape[1])
+        rewards = right[prompt] - np.mean([s.reward for s in group.samples])
+        balance = float64(mass_balance.balance)(p[prompt], right[prompt], counts, rewards)
+        out.append((prompt, float(mass_balance.terms(balance).total)))
+    return out
+
+
+def run(arm: Arm, seed: int, steps: int) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """After every step the exact figures, and of every trained prompt the predicted and the true change of its mass."""
+    prompts, right = task(seed)
+    session = arm.session(seed, prompts)
+    start = before = probabilities(session.state.params, prompts)
+    name = {"arm": arm.arm, "n": arm.n, "seed": seed}
+    samples = 0
+    yield {**name, "step": 0, "samples": 0, **enumerable.figures(start, start, right, KS)}, []
+    for step in range(1, steps + 1):
+        metrics, fates = train.step(session)
+        samples += int(metrics["samples/generated"])
+        after = probabilities(session.state.params, prompts)
+        change = np.sum(after - before, axis=1, where=right)
+        trained = [group for group, fate in fates if fate == "trained"]
+        pairs = [
+            {**name, "step": step, "predicted": bracket, "change": float(change[prompt])}
+            for prompt, bracket in predicted(trained, before, right)
+        ]
+        yield {**name, "step": step, "samples": samples, **enumerable.figures(start, after, right, KS)}, pairs
+        before = after
+
+
+def agreement(pairs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Per arm and N: how often the theorem and the true change have their sign in common, and how they correlate."""
+    rows = []
+    for key, found in itertools.groupby(pairs, lambda row: (row["arm"], row["n"])):
+        table = np.array([[row["predicted"], row["change"]] for row in found])
+        rows.append(
+            {
+                "arm": key[0],
+                "n": key[1],
+                "groups": len(table),
+                "predicted_up": float(np.mean(table[:, 0] > 0)),
+                "went_up": float(np.mean(table[:, 1] > 0)),
+                "same_sign": float(np.mean(np.sign(table[:, 0]) == np.sign(table[:, 1]))),
+                "correlation": float(np.corrcoef(np.argsort(np.argsort(table, axis=0), axis=0).T)[0, 1]),
+            }
+        )
+    return rows
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Rows with the keys of the first one; floats to six digits."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs every arm, N and seed; writes curves.csv, agreement.csv and the figures."""
+    from experiments.enumerable_figure import draw
+
+    parser = argparse.ArgumentParser(description="Exact figures of the real learner on an enumerable task.")
+    parser.add_argument("--arm", nargs="+", choices=ARMS, default=ARMS)
+    parser.add_argument("--n", nargs="+", type=int, default=SIZES)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "enumerable")
+    args = parser.parse_args(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    curves: list[dict[str, Any]] = []
+    pairs: list[dict[str, Any]] = []
+    for name, n in itertools.product(args.arm, args.n):
+        begin, arm = time.perf_counter(), Arm(name, n)
+        for seed in range(args.seeds):
+            for row, found in run(arm, seed, args.steps):
+                curves.append(row)
+                pairs += found
+        last = [row["q_pos"] for row in curves[-1 :: -(args.steps + 1)][: args.seeds]]
+        print(f"{name:9} N={n:<4} Q_pos {np.mean(last):.3f}  {time.perf_counter() - begin:.1f} s", flush=True)
+    write_csv(args.out / "curves.csv", curves)
+    write_csv(args.out / "agreement.csv", agreement(pairs))
+    for name in args.arm:
+        draw([row for row in curves if row["arm"] == name], args.out / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Diagnostics of real rollouts: the embedded engine's samples against the model run another way."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+import tiny_runs
+
+from brorl_jax import diagnostics, train
+from brorl_jax.diagnostics import Bounds
+from brorl_jax.learner.step import Compute, make_next_token
+from brorl_jax.models import sharding, transformer
+from brorl_jax.models.config import ModelConfig
+from brorl_jax.rollout.api import Sampling, request
+from brorl_jax.rollout.local import LocalEngine
+from brorl_jax.theory import trie as trie_lib
+from brorl_jax.types import Prompt, Status
+
+CFG = ModelConfig.for_family(
+    "qwen3", vocab_size=14, hidden=16, layers=2, heads=2, kv_heads=1, head_dim=8, ffn=16, max_positions=32, tied=False
+)
+VOCAB, TEMPERATURE, N = 11, 0.8, 40
+
+
+@pytest.fixture(scope="module")
+def params():
+    drawn = transformer.init(jax.random.key(1), CFG)
+    return drawn | {"head": 20 * drawn["head"]}
+
+
+@pytest.fixture(scope="module")
+def groups(params):
+    """Three groups of responses of up to 5 tokens, prompts of different lengths; half of the answers right."""
+    engine = LocalEngine(CFG, rows=128, chunk=5, real_vocab=VOCAB)
+    engine.publish(params, 7)
+    prompts = [Prompt(str(i), np.arange(1, 2 + 2 * i, dtype=np.int32), "", "", "", "s") for i in range(3)]
+    requests = [request(p, N, run_seed=0, step=0) for p in prompts]
+    found = sorted(
+        engine.generate(requests, Sampling(TEMPERATURE, max_tokens=5, stop_ids=(3,))), key=lambda g: g.prompt.id
+    )
+    for group in found:
+        for sample in group.samples:
+            sample.status, sample.reward = Status.OK, float(sample.tokens.sum() % 2)
+    return found
+
+
+@pytest.fixture(scope="module")
+def measure(params):
+    next_token = make_next_token(CFG, Compute(real_vocab=VOCAB, temperature=TEMPERATURE))
+
+    def run(groups, version=7, slots=2, **bounds):
+        bounds = Bounds(**{"min_visits": 4, "max_depth": 16, "exact_nodes": 3, **bounds})
+        return diagnostics.mass_balance(
+            params, groups, version=version, next_token=next_token, mesh=sharding.make_mesh(1, 1, 1), slots=slots,
+            vocab=VOCAB, bounds=bounds,
+        )  # fmt: skip
+
+    run.next_token = next_token
+    return run
+
+
+def whole_forward(params, tokens):
+    """The next-token distribution after ``tokens``, by a pass over the whole sequence."""
+    row = np.asarray(tokens, np.int32)[None]
+    hidden = transformer.forward(params, CFG, row, np.ones_like(row), np.arange(row.shape[1])[None])
+    logits = np.asarray(hidden[0, -1] @ transformer.unembed(params), float)[:VOCAB] / TEMPERATURE
+    p = np.exp(logits - logits.max())
+    return p / p.sum()
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4])
+def test_distributions_at_nodes_equal_a_pass_over_the_whole_sequence(params, groups, measure, slots):
+    trie, samples, _ = diagnostics.build(groups, Bounds(2, 16, 5))
+    nodes = trie_lib.first_branching(trie, 5)
+    nodes = nodes[(trie.group[nodes] != 1) | (trie.depth[nodes] > 0)]  # groups with different numbers of nodes
+    assert set(trie.group[nodes]) == {0, 1, 2} and trie.depth[nodes].max() >= 1
+    got = diagnostics.distributions(
+        params, groups, trie, samples, nodes,
+        next_token=measure.next_token, mesh=sharding.make_mesh(1, 1, 1), slots=slots,
+    )  # fmt: skip
+    for node, p in zip(nodes, got, strict=True):
+        prefix = samples[trie.sample[node]].tokens[: trie.depth[node]]
+        expected = whole_forward(params, [*groups[trie.group[node]].prompt.tokens, *prefix])
+        np.testing.assert_allclose(p[:VOCAB], expected, rtol=2e-4, atol=1e-6)
+        assert (p[VOCAB:] == 0).all()
+
+
+def test_figures_of_the_roots_equal_those_of_the_whole_distribution(params, groups, measure):
+    got = measure(groups, exact_nodes=1, max_depth=1)
+    mass, second, expected, moods = [], [], [], []
+    for group in groups:
+        p = whole_forward(params, group.prompt.tokens)
+        first = np.array([s.tokens[0] for s in group.samples])
+        rewards = np.array([s.reward for s in group.samples])
+        drawn = np.bincount(first, minlength=VOCAB) > 0
+        mass.append(p[~drawn].sum())
+        second.append((p[~drawn] ** 2).sum())
+        expected.append((p**2 * (1 - p) ** N).sum())
+        moods.append(sum(p[c] * (rewards[first == c].mean() - rewards.mean()) for c in np.flatnonzero(drawn)))
+    assert got["mass_balance/nodes"] == got["mass_balance/branching"] == 3
+    assert got["mass_balance/unsampled_root"] == pytest.approx(np.mean(mass), rel=1e-3, abs=1e-6)
+    assert got["mass_balance/unsampled_2"] == pytest.approx(np.mean(second), rel=1e-3, abs=1e-9)
+    assert got["mass_balance/unsampled_2_expected"] == pytest.approx(np.mean(expected), rel=1e-3)
+    assert got["mass_balance/mood"] == pytest.approx(np.mean(moods), rel=1e-3, abs=1e-6)
+    tokens = sum(len(s.tokens) for g in groups for s in g.samples)
+    assert got["mass_balance/covered"] == pytest.approx(3 * N / tokens)
+
+
+def test_without_exact_nodes_the_rollouts_alone_give_the_same_masses(groups, measure):
+    exact, bounded = measure(groups), measure(groups, exact_nodes=0)
+    assert "mass_balance/unsampled_2" not in bounded
+    for name in ("unsampled_root", "unsampled", "sampled_2", "mood", "up", "down", "covered", "nodes", "branching"):
+        key = f"mass_balance/{name}"
+        assert bounded[key] == pytest.approx(exact[key], rel=1e-3, abs=1e-6), name
+    assert bounded["mass_balance/sign_certain"] <= exact["mass_balance/sign_certain"]
+
+
+def test_groups_of_older_weights_get_no_exact_distribution(groups, measure):
+    old = measure(groups, version=8)
+    assert "mass_balance/unsampled_2" not in old
+    assert old == pytest.approx(measure(groups, exact_nodes=0))
+
+
+def test_samples_without_a_score_do_not_count(groups, measure):
+    bad = [dataclasses.replace(s, status=Status.ABORTED, reward=math.nan) for s in groups[0].samples[:10]]
+    mixed = dataclasses.replace(groups[0], samples=[*bad, *groups[0].samples[10:]])
+    without = dataclasses.replace(groups[0], samples=groups[0].samples[10:])
+    assert measure([mixed, groups[1]]) == pytest.approx(measure([without, groups[1]]))
+    assert measure([dataclasses.replace(groups[0], samples=bad)]) == {}
+    assert measure([]) == {}
+
+
+def test_a_run_logs_them_at_the_steps_asked_for(tmp_path, monkeypatch):
+    tiny_runs.keep_programs(monkeypatch)
+    config = tiny_runs.config(
+        tmp_path, diagnostics__mass_balance_every=2, diagnostics__min_visits=2, train__steps=3, filter__dynamic=False
+    )
+    train.run(config, tmp_path / "run")
+    rows = {row["step"]: row for row in tiny_runs.metrics(tmp_path / "run")}
+    logged = {step: {k for k in row if k.startswith("mass_balance/")} for step, row in rows.items()}
+    assert [step for step, keys in sorted(logged.items()) if keys] == [1, 3]
+    assert {"mass_balance/unsampled", "mass_balance/unsampled_2", "mass_balance/sign_certain"} <= logged[1]
+    assert all(math.isfinite(rows[step][key]) for step in (1, 3) for key in logged[step])
+    assert "time/diagnose_s" in rows[1] and "time/diagnose_s" not in rows[2]
