@@ -239,7 +239,7 @@ def default() -> Config:
     config.checkpoint.every = 10  # steps; 0 = only at the end and on SIGTERM
     config.checkpoint.keep = 2  # last ones kept, beside the best by evaluation
 
-    config.diagnostics = _section()  # of the rollouts, never of what is trained; see docs/theory.md
+    config.diagnostics = _section()  # of the rollouts, never of what is trained; see docs/diagnostics.md
     config.diagnostics.mass_balance_every = 10  # steps; 0 = never; ours, like the rest of the section
     config.diagnostics.min_visits = 8  # rollouts that must pass a node of a prompt's trie
     config.diagnostics.max_depth = 128  # tokens of a response looked at
