@@ -241,7 +241,7 @@ def default() -> Config:
 
     config.diagnostics = _section()  # of the rollouts, never of what is trained; see docs/diagnostics.md
     config.diagnostics.mass_balance_every = 10  # steps; 0 = never; ours, like the rest of the section
-    config.diagnostics.min_visits = 8  # rollouts that must pass a node of a prompt's trie
+    config.diagnostics.min_visits = 8  # rollouts that must pass a node of a prompt's trie, its root apart
     config.diagnostics.max_depth = 128  # tokens of a response looked at
     config.diagnostics.exact_nodes = 4  # of a prompt, with the full distribution: the root, then the first that branch
 

@@ -21,7 +21,7 @@ class Bounds:
     """How much of a step's tries is looked at.
 
     Attributes:
-        min_visits: Least rollouts through a node.
+        min_visits: Least rollouts through a node; a root always counts.
         max_depth: Most tokens of a rollout.
         exact_nodes: Nodes of each group whose full distribution is computed: the root, then the first that branch.
     """

@@ -34,7 +34,7 @@ from brorl_jax.learner.step import Compute, make_score, make_train_step
 from brorl_jax.metrics import PhaseTimer
 from brorl_jax.models import sharding, transformer
 from brorl_jax.models.config import ModelConfig
-from brorl_jax.rewards import registry
+from brorl_jax.rewards import Grader, registry
 from brorl_jax.rollout.local import LocalEngine
 from brorl_jax.session import Session
 from brorl_jax.theory import enumerable, mass_balance
@@ -63,7 +63,7 @@ class Digits:
         return f"<answer>{' '.join(map(str, tokens))}</answer>"
 
 
-@registry.register("listed", default_format="tag")
+@registry.register("listed", default_format="tag", where="inline")
 def listed(answer: str, prompt: Prompt) -> float:
     """1 if the prompt's table has the answer."""
     return float(answer in prompt.meta["right"])
@@ -148,6 +148,7 @@ class Arm:
             held_out={},
             prompts=Cycle(prompts),  # pyright: ignore[reportArgumentType]
             engine=LocalEngine(CFG, rows=4096, chunk=LENGTH, real_vocab=VOCAB),
+            grader=Grader(),
             optimizer=self.optimizer,
             train_step=self.train_step,
             score=self.score,

@@ -41,8 +41,9 @@ def plain(tmp_path_factory):
 
 
 def everything(folder, prompts=tiny_runs.PROMPTS, **changes):
-    """One update a step, a reference policy, evaluations."""
-    changes = {"algo.kl.coef": 1e-2, "eval.every": 2, "eval.samples": 2, **changes}
+    """One update a step, a reference policy, evaluations, diagnostics."""
+    always = {"algo.kl.coef": 1e-2, "eval.every": 2, "eval.samples": 2, "diagnostics.mass_balance_every": 2}
+    changes = {**always, "diagnostics.min_visits": 2, **changes}
     return tiny_runs.config(folder, prompts, **changes)
 
 
@@ -89,6 +90,17 @@ def test_every_step_records_every_figure(plain):
         for key in ("eval/held/pass@1", "eval/held/length", "eval/pass@1", "eval/length"):
             assert rows[step][key] is not None
     assert all("time/checkpoint_s" in r for r in rows[2:])  # of the step before: it is written after the row
+
+
+def test_mass_balance_is_logged_at_the_steps_asked_for(plain):
+    rows = tiny_runs.metrics(plain / "run")
+    logged = [{k: v for k, v in row.items() if k.startswith("mass_balance/")} for row in rows]
+    assert [row["step"] for row in rows if "time/diagnose_s" in row] == [1, 3]
+    assert [row["step"] for row, figures in zip(rows, logged, strict=True) if figures] == [1, 3]
+    for figures in (logged[1], logged[3]):
+        assert {"mass_balance/unsampled", "mass_balance/unsampled_2", "mass_balance/sign_certain"} <= figures.keys()
+        assert all(map(math.isfinite, figures.values()))
+        assert 0 < figures["mass_balance/unsampled_root"] < 1  # 4 of 300 tokens, from new weights
 
 
 def test_figures_of_a_step_agree_with_its_rollouts(plain):

@@ -108,7 +108,7 @@ def build(
     min_visits: int,
     max_depth: int,
 ) -> Trie:
-    """The trie of rollouts, down to nodes of ``min_visits`` and depth ``max_depth - 1``.
+    """The trie of rollouts: every root, and below it nodes of ``min_visits`` down to depth ``max_depth - 1``.
 
     Args:
         tokens: Token ids, not negative; places from ``lengths`` on may hold anything.
@@ -122,7 +122,7 @@ def build(
         going = lengths[alive] > depth
         alive, key = alive[going], key[going]
         _, place, visits = np.unique(key, return_inverse=True, return_counts=True)
-        enough = visits >= min_visits
+        enough = (visits >= min_visits) | (depth == 0)
         rank = np.cumsum(enough) - 1
         alive, place = alive[enough[place]], rank[place[enough[place]]]
         if not len(alive):

@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 
 from brorl_jax import assemble, session, train, warmup
 from brorl_jax.config import default, source, to_json
-from brorl_jax.learner.step import make_score, make_train_step
+from brorl_jax.learner.step import make_next_token, make_score, make_train_step
 from brorl_jax.rewards import registry
 
 PROMPTS = 12
@@ -94,6 +94,9 @@ def keep_programs(monkeypatch: Any) -> None:
     def score(cfg: Any, compute: Any) -> Any:
         return _kept(lambda: make_score(cfg, compute), ("score", cfg, compute))
 
+    def next_token(cfg: Any, compute: Any) -> Any:
+        return _kept(lambda: make_next_token(cfg, compute), ("next_token", cfg, compute))
+
     def state_maker(model: Any, optimizer: Any, *, reference: bool, original: Any = assemble.state_maker) -> Any:
         key = ("state", model.cfg, model.mesh, id(optimizer), reference)
         return _kept(lambda: original(model, optimizer, reference=reference), key)
@@ -101,6 +104,7 @@ def keep_programs(monkeypatch: Any) -> None:
     for name in ("objective", "sft_objective", "optimizer"):
         monkeypatch.setattr(assemble, name, memo(name, getattr(assemble, name)))
     monkeypatch.setattr(assemble, "state_maker", state_maker)
+    monkeypatch.setattr(assemble, "make_next_token", next_token)
     monkeypatch.setattr(session, "make_train_step", train_step)
     monkeypatch.setattr(session, "make_score", score)
     monkeypatch.setattr(warmup, "make_train_step", train_step)

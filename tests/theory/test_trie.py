@@ -234,7 +234,8 @@ def test_order_of_rollouts_changes_nothing_and_visits_add_up(case, min_visits, m
         balance = trie_lib.balance(trie, baseline, 4)
         found.append(named(trie, balance, tokens))
         assert (np.bincount(trie.node, trie.count, minlength=len(trie.group)) == trie.visits).all()
-        assert (trie.visits >= min_visits).all() and (trie.depth < max_depth).all()
+        assert (trie.visits >= min_visits)[trie.depth > 0].all() and (trie.depth < max_depth).all()
+        assert set(trie.group[trie.depth == 0]) == set(groups)  # a root counts whatever its visits
         assert (balance.low <= balance.high).all() and (np.array([balance.up, balance.down]) >= 0).all()
         assert (balance.low <= balance.up + balance.down + balance.coupling_low + 1e-7).all()
         for k in range(len(trie.group)):  # all rollouts with this prefix, and that go on
