@@ -19,6 +19,7 @@ import argparse
 import csv
 import functools
 import itertools
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from brorl_jax import assemble, train
+from brorl_jax import assemble, train, xla
 from brorl_jax import config as config_lib
 from brorl_jax.interrupt import Stop
 from brorl_jax.learner.step import Compute, make_score, make_train_step
@@ -40,17 +41,24 @@ from brorl_jax.session import Session
 from brorl_jax.theory import enumerable, mass_balance
 from brorl_jax.theory.precision import float64
 from brorl_jax.types import Group, Prompt
+from experiments.enumerable_figure import draw
 
 VOCAB, LENGTH, PROMPTS, RIGHT = 16, 3, 8, 1 / 8
 SIZES = (2, 4, 8, 16, 64, 512)
 KS = (1, 16, 128)
 STEPS = 150
 ARMS = ("recipe", "one_step")
+LIVE = ("unsampled", "sign_certain", "mood_abs")  # of the diagnostics that any run logs
+MASSES = (0.25, 0.5, 0.75)  # where runs are compared
+REPORTED = ("step", "samples", "pass@16", "improved", "worst_drop", "retained", "entropy")
 CFG = ModelConfig.for_family(
     "qwen3", vocab_size=VOCAB + PROMPTS, hidden=32, layers=2, heads=2, kv_heads=2, head_dim=16, ffn=64,
     max_positions=8, tied=False,
 )  # fmt: skip
 SPREAD = 15.0  # of the output projection over its usual start: answers then differ in probability by e^2.5, not by 2 %
+
+
+BALANCES = [functools.partial(mass_balance.balance, reading=reading) for reading in mass_balance.READINGS]
 
 
 class Digits:
@@ -92,8 +100,8 @@ def config(arm: str, n: int, seed: int) -> Any:
     c.seed = seed
     c.rollout.update(n=n, prompts_per_step=PROMPTS, max_tokens=LENGTH)
     c.batch.update(slots=2, rows=min(n, 64), row_tokens=LENGTH)
-    c.optim.update(lr=1e-3, lr_rule="constant")
-    c.diagnostics.mass_balance_every = 0
+    c.optim.update(lr=float(__import__("os").environ.get("LR","1e-3")), lr_rule="constant")
+    c.diagnostics.mass_balance_every = 1
     if arm == "one_step":
         c.algo.update(updates_per_step=1, loss="reinforce", advantage="dr_grpo", normalise="none")
         c.algo.kl.coef = 0.0
@@ -174,18 +182,27 @@ def probabilities(params: Any, prompts: Sequence[Prompt]) -> np.ndarray:
     return np.exp(np.asarray(logp, np.float64))
 
 
-def predicted(groups: Sequence[Group], p: np.ndarray, right: np.ndarray) -> list[tuple[int, float]]:
-    """``(prompt, the theorem's bracket)`` of each trained group: distinct answers, rewards minus the group's mean."""
+def prompt_number(group: Group) -> int:
+    """Which of the prompts."""
+    return int(group.prompt.tokens[0]) - VOCAB
+
+
+def predicted(groups: Sequence[Group], p: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The theorem's bracket of each trained group, ``[groups, readings]``: its answers as the theorem's tokens."""
     out = []
     for group in groups:
-        prompt = int(group.prompt.tokens[0]) - VOCAB
+        prompt = prompt_number(group)
         digits = np.stack([s.tokens for s in group.samples])
         drawn = np.ravel_multi_index(tuple(digits.T), (VOCAB,) * LENGTH)
         counts = np.bincount(drawn, minlength=p.shape[1])
         rewards = right[prompt] - np.mean([s.reward for s in group.samples])
-        balance = float64(mass_balance.balance)(p[prompt], right[prompt], counts, rewards)
-        out.append((prompt, float(mass_balance.terms(balance).total)))
-    return out
+        out.append(
+            [
+                float(mass_balance.terms(float64(balance)(p[prompt], right[prompt], counts, rewards)).total)
+                for balance in BALANCES
+            ]
+        )
+    return np.array(out).reshape(-1, len(BALANCES))
 
 
 def run(arm: Arm, seed: int, steps: int) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
@@ -195,7 +212,7 @@ def run(arm: Arm, seed: int, steps: int) -> Iterator[tuple[dict[str, Any], list[
     start = before = probabilities(session.state.params, prompts)
     name = {"arm": arm.arm, "n": arm.n, "seed": seed}
     samples = 0
-    yield {**name, "step": 0, "samples": 0, **enumerable.figures(start, start, right, KS)}, []
+    yield {**name, "step": 0, "samples": 0, **enumerable.figures(start, start, right, KS), **dict.fromkeys(LIVE)}, []
     for step in range(1, steps + 1):
         metrics, fates = train.step(session)
         samples += int(metrics["samples/generated"])
@@ -203,29 +220,41 @@ def run(arm: Arm, seed: int, steps: int) -> Iterator[tuple[dict[str, Any], list[
         change = np.sum(after - before, axis=1, where=right)
         trained = [group for group, fate in fates if fate == "trained"]
         pairs = [
-            {**name, "step": step, "predicted": bracket, "change": float(change[prompt])}
-            for prompt, bracket in predicted(trained, before, right)
+            {**name, "step": step, **dict(zip(mass_balance.READINGS, brackets, strict=True)), "change": change[number]}
+            for number, brackets in zip(map(prompt_number, trained), predicted(trained, before, right), strict=True)
         ]
-        yield {**name, "step": step, "samples": samples, **enumerable.figures(start, after, right, KS)}, pairs
+        live = {key: metrics.get(f"mass_balance/{key}", math.nan) for key in LIVE}
+        yield {**name, "step": step, "samples": samples, **enumerable.figures(start, after, right, KS), **live}, pairs
         before = after
 
 
 def agreement(pairs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per arm and N: how often the theorem and the true change have their sign in common, and how they correlate."""
+    """Per arm and N: how often the theorem's sign is that of the true change, and their rank correlation, by reading."""
     rows = []
-    for key, found in itertools.groupby(pairs, lambda row: (row["arm"], row["n"])):
-        table = np.array([[row["predicted"], row["change"]] for row in found])
-        rows.append(
-            {
-                "arm": key[0],
-                "n": key[1],
-                "groups": len(table),
-                "predicted_up": float(np.mean(table[:, 0] > 0)),
-                "went_up": float(np.mean(table[:, 1] > 0)),
-                "same_sign": float(np.mean(np.sign(table[:, 0]) == np.sign(table[:, 1]))),
-                "correlation": float(np.corrcoef(np.argsort(np.argsort(table, axis=0), axis=0).T)[0, 1]),
-            }
-        )
+    for (arm, n), found in itertools.groupby(pairs, lambda row: (row["arm"], row["n"])):
+        table = np.array([[row["change"], *(row[reading] for reading in mass_balance.READINGS)] for row in found])
+        ranks = np.argsort(np.argsort(table, axis=0), axis=0)
+        row = {"arm": arm, "n": n, "groups": len(table), "went_up": np.mean(table[:, 0] > 0)}
+        for i, reading in enumerate(mass_balance.READINGS, 1):
+            row[f"{reading}/up"] = np.mean(table[:, i] > 0)
+            row[f"{reading}/same_sign"] = np.mean(np.sign(table[:, i]) == np.sign(table[:, 0]))
+            row[f"{reading}/correlation"] = np.corrcoef(ranks[:, 0], ranks[:, i])[0, 1]
+        rows.append({k: float(v) if isinstance(v, np.floating) else v for k, v in row.items()})
+    return rows
+
+
+def milestones(curves: Sequence[dict[str, Any]], mass: float) -> list[dict[str, Any]]:
+    """Per arm and N, means over seeds: what it took to reach this correct mass, and what was lost on the way.
+
+    A run that never gets there does not count; ``reached`` says how many did.
+    """
+    rows = []
+    for (arm, n), found in itertools.groupby(curves, lambda row: (row["arm"], row["n"])):
+        runs = [list(run) for _, run in itertools.groupby(found, lambda row: row["seed"])]
+        first = [next((row for row in run if row["q_pos"] >= mass), None) for run in runs]
+        there = [row for row in first if row is not None]
+        means = {key: float(np.mean([row[key] for row in there])) if there else math.nan for key in REPORTED}
+        rows.append({"arm": arm, "n": n, "q_pos": mass, "reached": len(there), "runs": len(runs), **means})
     return rows
 
 
@@ -238,9 +267,7 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs every arm, N and seed; writes curves.csv, agreement.csv and the figures."""
-    from experiments.enumerable_figure import draw
-
+    """Runs every arm, N and seed; writes curves.csv, agreement.csv, milestones.csv and the figures."""
     parser = argparse.ArgumentParser(description="Exact figures of the real learner on an enumerable task.")
     parser.add_argument("--arm", nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--n", nargs="+", type=int, default=SIZES)
@@ -248,6 +275,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "enumerable")
     args = parser.parse_args(argv)
+    xla.set_cpu_flags()
     args.out.mkdir(parents=True, exist_ok=True)
     curves: list[dict[str, Any]] = []
     pairs: list[dict[str, Any]] = []
@@ -261,6 +289,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{name:9} N={n:<4} Q_pos {np.mean(last):.3f}  {time.perf_counter() - begin:.1f} s", flush=True)
     write_csv(args.out / "curves.csv", curves)
     write_csv(args.out / "agreement.csv", agreement(pairs))
+    write_csv(args.out / "milestones.csv", [row for mass in MASSES for row in milestones(curves, mass)])
     for name in args.arm:
         draw([row for row in curves if row["arm"] == name], args.out / f"{name}.png")
 

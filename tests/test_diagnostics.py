@@ -16,7 +16,9 @@ from brorl_jax.models import sharding, transformer
 from brorl_jax.models.config import ModelConfig
 from brorl_jax.rollout.api import Sampling, request
 from brorl_jax.rollout.local import LocalEngine
+from brorl_jax.theory import mass_balance
 from brorl_jax.theory import trie as trie_lib
+from brorl_jax.theory.precision import float64
 from brorl_jax.types import Prompt, Status
 
 CFG = ModelConfig.for_family(
@@ -107,6 +109,30 @@ def test_figures_of_the_roots_equal_those_of_the_whole_distribution(params, grou
     assert got["mass_balance/mood"] == pytest.approx(np.mean(moods), rel=1e-3, abs=1e-6)
     tokens = sum(len(s.tokens) for g in groups for s in g.samples)
     assert got["mass_balance/covered"] == pytest.approx(3 * N / tokens)
+
+
+def test_one_token_task_equals_the_closed_form(params, measure):
+    """Responses of one token, right or wrong: the theorem's own setting, its terms from ``theory.mass_balance``."""
+    right = np.arange(VOCAB) % 3 == 0
+    engine = LocalEngine(CFG, rows=512, chunk=1, real_vocab=VOCAB)
+    engine.publish(params, 7)
+    prompts = [Prompt(str(i), np.array([1 + i, 2], np.int32), "", "", "", "s") for i in range(2)]
+    requests = [request(p, 512, run_seed=1, step=0) for p in prompts]
+    groups = list(engine.generate(requests, Sampling(TEMPERATURE, max_tokens=1)))
+    terms = []
+    for group in groups:
+        for sample in group.samples:
+            sample.status, sample.reward = Status.OK, float(right[sample.tokens[0]])
+        counts = np.bincount([s.tokens[0] for s in group.samples], minlength=VOCAB)
+        assert (counts > 0).all()  # so the correct mass is known, and the diagnostics' estimate of it is exact
+        p, base = whole_forward(params, group.prompt.tokens), np.mean([s.reward for s in group.samples])
+        terms.append(mass_balance.terms(float64(mass_balance.balance)(p, right, counts, right - base)))
+    got = measure(groups)
+    up, down, unsampled = np.mean(np.array(terms, float), axis=0)
+    assert got["mass_balance/up"] == pytest.approx(up, rel=1e-4)
+    assert got["mass_balance/down"] == pytest.approx(down, rel=1e-4)
+    assert got["mass_balance/unsampled_2"] == unsampled == 0
+    assert got["mass_balance/sign_certain"] == 1
 
 
 def test_without_exact_nodes_the_rollouts_alone_give_the_same_masses(groups, measure):

@@ -56,6 +56,23 @@ def sequence_logps(
     return (before.sum((-2, -1))[..., None] + logp[:, :, -1]).reshape(groups, -1)
 
 
+def children(
+    probs: Float[np.ndarray, " S"], correct: Bool[np.ndarray, " S"], vocab: int, prefix: Sequence[int] = ()
+) -> tuple[Float[np.ndarray, " V"], Float[np.ndarray, " V"]]:
+    """Of every token after ``prefix``: its probability there, and how likely a response that goes on with it is correct.
+
+    Args:
+        probs, correct: Of all responses to one prompt.
+    """
+    first = 0
+    for token in prefix:
+        first = first * vocab + token
+    size = len(probs) // vocab ** len(prefix)
+    table, right = (x[first * size : (first + 1) * size].reshape(vocab, -1) for x in (probs, correct))
+    mass = table.sum(axis=1)
+    return mass / mass.sum(), np.sum(table, axis=1, where=right) / mass
+
+
 def figures(
     start: Float[np.ndarray, "G S"], now: Float[np.ndarray, "G S"], correct: Bool[np.ndarray, "G S"], ks: Sequence[int]
 ) -> dict[str, float]:

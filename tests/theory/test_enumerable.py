@@ -44,6 +44,20 @@ def test_equals_the_scoring_pass_on_every_response(params, prompts):
     assert np.exp(ours).max() > 3 * np.exp(ours).mean()  # far from uniform, or the test would say little
 
 
+def test_children_of_every_prefix_by_summing_over_the_responses_one_by_one():
+    rng = np.random.default_rng(0)
+    rows = [tuple(row) for row in enumerable.all_sequences(3, 3).tolist()]
+    probs, correct = rng.dirichlet(np.ones(27)), rng.random(27) < 0.4
+    for prefix in [(), (1,), (2, 0), (2, 2)]:
+        p, q = enumerable.children(probs, correct, 3, prefix)
+        total = sum(x for row, x in zip(rows, probs, strict=True) if row[: len(prefix)] == prefix)
+        for token in range(3):
+            through = [i for i, row in enumerate(rows) if row[: len(prefix) + 1] == (*prefix, token)]
+            mass = sum(probs[i] for i in through)
+            assert p[token] == pytest.approx(mass / total)
+            assert q[token] == pytest.approx(sum(probs[i] for i in through if correct[i]) / mass)
+
+
 def test_figures_by_hand():
     start = np.array([[0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25]])
     now = np.array([[0.3, 0.1, 0.2, 0.4], [0.5, 0.0, 0.25, 0.25]])
