@@ -46,7 +46,7 @@ from experiments.enumerable_figure import draw
 VOCAB, LENGTH, PROMPTS, RIGHT = 16, 3, 8, 1 / 8
 SIZES = (2, 4, 8, 16, 64, 512)
 KS = (1, 16, 128)
-STEPS = 150
+STEPS = 100
 ARMS = ("recipe", "one_step")
 LIVE = ("unsampled", "sign_certain", "mood_abs")  # of the diagnostics that any run logs
 MASSES = (0.25, 0.5, 0.75)  # where runs are compared
@@ -95,12 +95,13 @@ class Cycle:
 
 
 def config(arm: str, n: int, seed: int) -> Any:
-    """The settings of one run. The learning rate is the same for every N, as in the paper's simulation."""
+    """The settings of one run. The learning rate does not depend on N, as in the paper's simulation; with Adam, one
+    update at 2e-4 moves weights about as far as four at 5e-5."""
     c = config_lib.default()
     c.seed = seed
     c.rollout.update(n=n, prompts_per_step=PROMPTS, max_tokens=LENGTH)
     c.batch.update(slots=2, rows=min(n, 64), row_tokens=LENGTH)
-    c.optim.update(lr=float(__import__("os").environ.get("LR","1e-3")), lr_rule="constant")
+    c.optim.update(lr=2e-4 if arm == "one_step" else 5e-5, lr_rule="constant")
     c.diagnostics.mass_balance_every = 1
     if arm == "one_step":
         c.algo.update(updates_per_step=1, loss="reinforce", advantage="dr_grpo", normalise="none")
