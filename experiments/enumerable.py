@@ -230,7 +230,7 @@ def run(arm: Arm, seed: int, steps: int) -> Iterator[tuple[dict[str, Any], list[
 
 
 def agreement(pairs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per arm and N: how often the theorem's sign is that of the true change, and their rank correlation, by reading."""
+    """Per arm, N and reading: how often the theorem's sign is that of the true change, and their rank correlation."""
     rows = []
     for (arm, n), found in itertools.groupby(pairs, lambda row: (row["arm"], row["n"])):
         table = np.array([[row["change"], *(row[reading] for reading in mass_balance.READINGS)] for row in found])

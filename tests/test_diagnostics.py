@@ -73,16 +73,17 @@ def whole_forward(params, tokens):
     return p / p.sum()
 
 
-@pytest.mark.parametrize("slots", [1, 2, 4])
-def test_distributions_at_nodes_equal_a_pass_over_the_whole_sequence(params, groups, measure, slots):
+@pytest.mark.parametrize(("slots", "mesh"), [(1, {}), (2, {}), (4, {"data": 2, "fsdp": 2})])
+def test_distributions_at_nodes_equal_a_pass_over_the_whole_sequence(params, groups, measure, slots, mesh):
+    mesh = sharding.make_mesh(**mesh)
+    placed = jax.device_put(params, sharding.weight_shardings(mesh, CFG))
     trie, samples, _ = diagnostics.build(groups, Bounds(2, 16, 5))
     nodes = trie_lib.first_branching(trie, 5)
     nodes = nodes[(trie.group[nodes] != 1) | (trie.depth[nodes] > 0)]  # groups with different numbers of nodes
     assert set(trie.group[nodes]) == {0, 1, 2} and trie.depth[nodes].max() >= 1
     got = diagnostics.distributions(
-        params, groups, trie, samples, nodes,
-        next_token=measure.next_token, mesh=sharding.make_mesh(1, 1, 1), slots=slots,
-    )  # fmt: skip
+        placed, groups, trie, samples, nodes, next_token=measure.next_token, mesh=mesh, slots=slots
+    )
     for node, p in zip(nodes, got, strict=True):
         prefix = samples[trie.sample[node]].tokens[: trie.depth[node]]
         expected = whole_forward(params, [*groups[trie.group[node]].prompt.tokens, *prefix])

@@ -59,7 +59,7 @@ def sequence_logps(
 def children(
     probs: Float[np.ndarray, " S"], correct: Bool[np.ndarray, " S"], vocab: int, prefix: Sequence[int] = ()
 ) -> tuple[Float[np.ndarray, " V"], Float[np.ndarray, " V"]]:
-    """Of every token after ``prefix``: its probability there, and how likely a response that goes on with it is correct.
+    """Of every token after ``prefix``: its probability, and how likely a response that goes on with it is correct.
 
     Args:
         probs, correct: Of all responses to one prompt.
