@@ -303,3 +303,7 @@ def test_summary_weighs_branching_nodes_by_visits():
     # below: Q = 1/2, both tokens p = 1/2: 1/4 * 1/4 each. Root: Q = 1/3 + 1/8 = 11/24.
     up = (4 * 0.25 * (2 / 3 - 11 / 24) ** 2 + 3 / 16) / 7
     assert got["up"] == pytest.approx(up)
+    down = (4 / 16 * (11 / 24) ** 2 + 3 / 16) / 7
+    worst = 4 / 7 * (-1 / 24) * (11 / 24) / 16  # every unsampled token of the root wrong, since S < 0
+    assert got["down"] == pytest.approx(down) and got["coupling_worst"] == pytest.approx(worst)
+    assert got["at_risk"] == pytest.approx(-worst / (up + down))
