@@ -271,8 +271,9 @@ def summary(
             "coupling_worst": mean(balance.coupling_low),
             "sign_certain": mean(balance.certain),
         }
-        if gain := out["up"] + out["down"]:
-            out["at_risk"] = -out["coupling_worst"] / gain
+        out["gain"] = out["up"] + out["down"]
+        if out["gain"]:
+            out["at_risk"] = -out["coupling_worst"] / out["gain"]
     if len(exact):
         visits = trie.visits[exact]
         expected = [float(np.sum(p**2 * (1 - p) ** n)) for p, n in zip(probs.astype(float), visits, strict=True)]

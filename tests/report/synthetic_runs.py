@@ -98,6 +98,8 @@ def metrics_row(step: int, n: int, prompts: int, steps: int, gain: float) -> dic
         row["mass_balance/unsampled"] = 0.3 / math.sqrt(n) * math.exp(-step / 80) + random.uniform(0, 0.005)
         row["mass_balance/sign_certain"] = 1 - 2 * row["mass_balance/unsampled"]
         row["mass_balance/mood_abs"] = 0.2 + random.uniform(0, 0.02)
+        row["mass_balance/unsampled_2"] = row["mass_balance/unsampled"] ** 2 / 20
+        row["mass_balance/gain"] = 0.08 * math.exp(-step / 80) + random.uniform(0, 0.005)
         row["mass_balance/at_risk"] = row["mass_balance/unsampled"] / 20
     if step % 10 == 0:
         row["eval/pass@1"] = row["eval/sums/pass@1"] = min(reward + 0.01, 1.0)

@@ -82,7 +82,7 @@ def test_loads_without_error_or_network_and_fits(open_page, name, width, scheme)
     assert page.evaluate("window.pwned") is None
     page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.locator(".chart svg").count() == {"one": 22, "two": 22, "new": 0}[name]
+    assert page.locator(".chart svg").count() == {"one": 24, "two": 24, "new": 0}[name]
     assert page.seen == []
 
 

@@ -306,4 +306,4 @@ def test_summary_weighs_branching_nodes_by_visits():
     down = (4 / 16 * (11 / 24) ** 2 + 3 / 16) / 7
     worst = 4 / 7 * (-1 / 24) * (11 / 24) / 16  # every unsampled token of the root wrong, since S < 0
     assert got["down"] == pytest.approx(down) and got["coupling_worst"] == pytest.approx(worst)
-    assert got["at_risk"] == pytest.approx(-worst / (up + down))
+    assert got["gain"] == pytest.approx(up + down) and got["at_risk"] == pytest.approx(-worst / (up + down))

@@ -33,9 +33,11 @@ const SECTIONS = [
   ]],
   ["Mass balance", [
     { title: "Mass never sampled", hint: "probability of tokens no rollout drew, where rollouts branch", keys: ["mass_balance/unsampled"], format: format.percent, zero: true },
-    { title: "Sign is certain", hint: "share of visits where right answers must gain, or lose, whatever the unsampled tokens are", keys: ["mass_balance/sign_certain"], format: format.percent, bounds: [0, 1] },
-    { title: "Batch mood", hint: "mean |S_R| where rollouts branch; unsampled tokens move in proportion to it", keys: ["mass_balance/mood_abs"], format: format.number, zero: true },
-    { title: "Gain at risk", hint: "most that unsampled tokens could take back of what sampled ones gain", keys: ["mass_balance/at_risk"], format: format.percent, zero: true },
+    { title: "Unsampled second moment", hint: "sum of p² over unsampled tokens at the first nodes", keys: ["mass_balance/unsampled_2"], format: format.number, zero: true },
+    { title: "Batch mood", hint: "mean |S_R|; unsampled tokens move in proportion to it", keys: ["mass_balance/mood_abs"], format: format.number, zero: true },
+    { title: "Gain by sampled tokens", hint: "the theorem's two sure terms, in units of the step size over n", keys: ["mass_balance/gain"], format: format.number, zero: true },
+    { title: "Gain at risk", hint: "most that unsampled tokens could take back of it", keys: ["mass_balance/at_risk"], format: format.percent, zero: true },
+    { title: "Sign is certain", hint: "share of visits where it cannot change, whatever the unsampled tokens are", keys: ["mass_balance/sign_certain"], format: format.percent, bounds: [0, 1] },
   ]],
   ["Stability", [
     { title: "Gradient norm", hint: "before clipping", keys: ["optim/grad_norm"], format: format.number, clip: true, zero: true },
