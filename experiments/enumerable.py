@@ -290,7 +290,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_csv(args.out / "curves.csv", curves)
         write_csv(args.out / "agreement.csv", agreement(pairs))
         write_csv(args.out / "milestones.csv", [row for mass in MASSES for row in milestones(curves, mass)])
-        print(f"{name:9} N={n:<4} Q_pos {np.mean(last):.3f}  {time.process_time() - begin:.0f} s of processor time", flush=True)
+        took = time.process_time() - begin
+        print(f"{name:9} N={n:<4} Q_pos {np.mean(last):.3f}  {took:.0f} s of processor time", flush=True)
     for name in args.arm:
         draw([row for row in curves if row["arm"] == name], args.out / f"{name}.png")
 
