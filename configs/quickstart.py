@@ -5,8 +5,8 @@ Task: reasoning-gym `basic_arithmetic`, two terms, addition only, answered with 
 wrong ones; then reinforcement learning on sums of which none is held out.
 
 Hardware: two CPU cores, no accelerator, no network.
-Result, measured on two cores of an Intel Xeon; held-out pass@1 (256 sums, 4 samples each, temperature 1, standard error
-2 points):
+Time and result, measured on two cores of an Intel Xeon: about 8 minutes; held-out pass@1 (256 sums, 4 samples each,
+temperature 1, standard error 2 points):
 
     seed  warm start      before RL  step 20  step 60  step 100
     0     320 updates     37.7 %     50.2 %   61.0 %   70.8 %
