@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -57,13 +58,14 @@ def run(
     if len(done) < total:
         params = model.weights() if checkpoint is None else _restored(checkpoint[0], step, model)
         engine = assemble.build_engine(config, model, workdir=out, check=check)
-        engine.publish(params, 0)
-        del params
         with (
+            contextlib.closing(engine),  # servers that it started, perhaps
             assemble.build_grader(config) as grader,
             open(out / "prompts.jsonl", "a", encoding="utf-8") as file,
             Progress(total, start=len(done), title="evaluate", fields=(), every=max(1, total // 20)) as progress,
         ):
+            engine.publish(params, 0)
+            del params
             finished = evaluate.evaluate(
                 engine,
                 model.tokenizer,
@@ -81,7 +83,6 @@ def run(
                 progress.update(len(rows), {})
             for message in grader.pop_errors():
                 progress.note(f"not graded: {message}")
-        engine.close()
     return _write_scores(config, rows, out)
 
 
