@@ -10,13 +10,12 @@ Two arms. ``recipe``: PPO-clip with clip-higher, four updates a step, REINFORCE+
 ``one_step``: a single on-policy update on group-centred rewards without KL, which is nearest to the theory.
 
 python -m experiments.enumerable      # everything; CSV and figures into experiments/results/enumerable
-python -m experiments.enumerable --n 4 64 --seeds 1 --steps 10 --out /tmp/look
+python -m experiments.enumerable --n 4 64 --seeds 1 --steps 10 --out build/enumerable
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import functools
 import itertools
 import math
@@ -41,6 +40,7 @@ from brorl_jax.session import Session
 from brorl_jax.theory import enumerable, mass_balance
 from brorl_jax.theory.precision import float64
 from brorl_jax.types import Group, Prompt
+from experiments import files
 from experiments.enumerable_figure import draw
 
 VOCAB, LENGTH, PROMPTS, RIGHT = 16, 3, 8, 1 / 8
@@ -56,8 +56,6 @@ CFG = ModelConfig.for_family(
     max_positions=8, tied=False,
 )  # fmt: skip
 SPREAD = 15.0  # of the output projection over its usual start: answers then differ in probability by e^2.5, not by 2 %
-
-
 BALANCES = [functools.partial(mass_balance.balance, reading=reading) for reading in mass_balance.READINGS]
 
 
@@ -259,16 +257,9 @@ def milestones(curves: Sequence[dict[str, Any]], mass: float) -> list[dict[str, 
     return rows
 
 
-def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Rows with the keys of the first one; floats to five digits."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs every arm, N and seed; writes curves.csv, agreement.csv, milestones.csv and the figures."""
+@files.guarded
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs every arm, N and seed; writes curves.csv, agreement.csv, milestones.csv and the figures; exit status."""
     parser = argparse.ArgumentParser(description="Exact figures of the real learner on an enumerable task.")
     parser.add_argument("--arm", nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--n", nargs="+", type=int, default=SIZES)
@@ -276,8 +267,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "enumerable")
     args = parser.parse_args(argv)
+    files.at_least(1, seeds=args.seeds, steps=args.steps)
+    files.at_least(2, n=min(args.n))  # one rollout has no other to differ from
+    files.make_folder(args.out)
     xla.set_cpu_flags()
-    args.out.mkdir(parents=True, exist_ok=True)
     curves: list[dict[str, Any]] = []
     pairs: list[dict[str, Any]] = []
     for name, n in itertools.product(args.arm, args.n):
@@ -287,14 +280,16 @@ def main(argv: Sequence[str] | None = None) -> None:
                 curves.append(row)
                 pairs += found
         last = [row["q_pos"] for row in curves[-1 :: -(args.steps + 1)][: args.seeds]]
-        write_csv(args.out / "curves.csv", curves)
-        write_csv(args.out / "agreement.csv", agreement(pairs))
-        write_csv(args.out / "milestones.csv", [row for mass in MASSES for row in milestones(curves, mass)])
+        files.write_csv(args.out / "curves.csv", curves, digits=5)
+        files.write_csv(args.out / "agreement.csv", agreement(pairs), digits=5)
+        reached = [row for mass in MASSES for row in milestones(curves, mass)]
+        files.write_csv(args.out / "milestones.csv", reached, digits=5)
         took = time.process_time() - begin
         print(f"{name:9} N={n:<4} Q_pos {np.mean(last):.3f}  {took:.0f} s of processor time", flush=True)
     for name in args.arm:
         draw([row for row in curves if row["arm"] == name], args.out / f"{name}.png")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""The figure of ``experiments.enumerable``: exact curves per N, seed bands, against steps and against samples."""
+"""The figure of ``experiments.enumerable``: exact curves per N, against steps, samples and correct mass."""
 
 from __future__ import annotations
 
@@ -8,38 +8,42 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from experiments.simulator_figures import STYLE, band, colours
 
-PANELS = (
-    ("q_pos", "correct mass $Q_{pos}$"),
-    ("pass@16", "pass@16"),
-    ("worst_drop", "worst drop of a correct answer"),
-    ("retained", "retained correct mass"),
-)
+LABELS = {
+    "step": "step",
+    "samples": "samples",
+    "q_pos": "correct mass $Q_{pos}$",
+    "pass@16": "pass@16",
+    "retained": "retained correct mass",
+    "worst_drop": "worst drop of a correct answer",
+    "improved": "improved correct answers",
+}
+AGAINST = (("step", "q_pos"), ("step", "pass@16"), ("samples", "q_pos"))
+AT_EQUAL_MASS = ("retained", "worst_drop", "improved")
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Four figures against steps (above) and samples (below); a band spans the seeds, the line is their mean."""
+    """Above: means and ranges of the seeds. Below, at the same correct mass: a line for each seed."""
     sizes = sorted({row["n"] for row in rows})
-    colours = plt.get_cmap("viridis")(np.linspace(0.0, 0.9, len(sizes)))
-    figure, axes = plt.subplots(2, len(PANELS), figsize=(15, 6.4), constrained_layout=True)
-    for n, colour in zip(sizes, colours, strict=True):
-        seeds = sorted({row["seed"] for row in rows if row["n"] == n})
-        runs = [[row for row in rows if row["n"] == n and row["seed"] == seed] for seed in seeds]
-        steps = [row["step"] for row in runs[0]]
-        samples = np.mean([[row["samples"] for row in run] for run in runs], axis=0)
-        for column, (key, title) in enumerate(PANELS):
-            values = np.array([[row[key] for row in run] for run in runs])
-            for ax, x in ((axes[0, column], steps), (axes[1, column], samples)):
-                ax.plot(x, values.mean(0), color=colour, label=f"N = {n}", lw=1.6)
-                ax.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.15, lw=0)
-            axes[0, column].set(title=title, xlabel="step")
-            axes[1, column].set(xlabel="samples", xscale="log", xlim=(8, None))
-    for ax in axes.flat:
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.grid(alpha=0.2)
-    axes[0, 0].legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(12, 6.4), layout="constrained")
+        above, below = figure.subplots(2, 3)
+        for n, colour in zip(sizes, colours(len(sizes)), strict=True):
+            mine = [row for row in rows if row["n"] == n]
+            seeds = sorted({row["seed"] for row in mine})
+
+            def of(key: str, mine: Any = mine, seeds: Any = seeds) -> np.ndarray:
+                return np.array([[row[key] for row in mine if row["seed"] == seed] for seed in seeds])
+
+            for axes, (x, y) in zip(above, AGAINST, strict=True):
+                band(axes, of(x)[:, 1:].mean(axis=0), of(y)[:, 1:], color=colour, label=f"{n}")
+                axes.set(xlabel=LABELS[x], ylabel=LABELS[y])
+            for axes, y in zip(below, AT_EQUAL_MASS, strict=True):
+                axes.plot(of("q_pos")[:, 1:].T, of(y)[:, 1:].T, color=colour, linewidth=1.1)
+                axes.set(xlabel=LABELS["q_pos"], ylabel=LABELS[y])
+        above[2].set_xscale("log")
+        figure.legend(*above[0].get_legend_handles_labels(), title="N", loc="outside right center")
+        figure.savefig(path, dpi=100)

@@ -10,7 +10,6 @@ Results go to ``--out`` as CSV and PNG. Exit status 1: a reference value was mis
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import itertools
 import os
@@ -23,7 +22,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from brorl_jax.errors import UserError
 from brorl_jax.theory.simulator import AdamW, Record, Setup, simulate
+from experiments import files
 
 OUT = Path(__file__).parent / "results" / "simulator"
 PAPER_N = (4, 8, 16, 512, 51_200)  # [P] Figure 3
@@ -68,17 +69,8 @@ def rows(cases: Sequence[Case], seeds: Sequence[int], records: Sequence[Record],
         what |= {"lr": a.lr, "eps": a.eps, "weight_decay": a.weight_decay}
         for i, seed in enumerate(seeds):
             for t in range(-1, 0) if last else range(record.step.shape[1]):
-                figures = {name: f"{float(x[i, t]):.7g}" for name, x in record._asdict().items() if name != "step"}
+                figures = {name: float(x[i, t]) for name, x in record._asdict().items() if name != "step"}
                 yield what | {"seed": seed, "step": int(record.step[i, t])} | figures
-
-
-def write(path: Path, table: Iterable[Row]) -> None:
-    table = list(table)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table)
 
 
 def check(cases: Sequence[Case], records: Sequence[Record]) -> list[str]:
@@ -127,31 +119,42 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--vocab", type=int, default=128_000)
     parser.add_argument("--correct", type=int, default=10_000)
-    parser.add_argument("--threads", type=int, help="runs at a time; default: one per core")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="runs at a time; default: one per core")
     parser.add_argument("--out", type=Path, default=OUT)
     return parser.parse_args(argv)
 
 
+def plan(options: argparse.Namespace) -> tuple[str, list[Case]]:
+    """The name of the results, and the curves.
+
+    Raises:
+        UserError: Options that mean nothing.
+    """
+    files.at_least(1, seeds=options.seeds, steps=options.steps, threads=options.threads, n=min(options.n or [1]))
+    if options.sweep and options.n:
+        raise UserError("--sweep has its own N; leave out --n")
+    log_every = next(k for k in (10, 5, 4, 3, 2, 1) if options.steps % k == 0)
+    try:
+        base = Setup(n=1, vocab=options.vocab, correct=options.correct, steps=options.steps, log_every=log_every)
+    except ValueError as error:
+        raise UserError(f"--vocab, --correct: {error}") from error
+    if options.sweep:
+        return "sweep", sweep_cases(base)
+    if options.fgrpo:
+        return "fgrpo", figure_cases(options.n or FGRPO_N, base, AdamW(lr=1e-2))
+    return "figure3", figure_cases(options.n or PAPER_N, base)
+
+
+@files.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
-    base = Setup(
-        n=1,
-        vocab=options.vocab,
-        correct=options.correct,
-        steps=options.steps,
-        log_every=next(k for k in (10, 5, 4, 3, 2, 1) if options.steps % k == 0),
-    )
-    if options.sweep:
-        name, cases = "sweep", sweep_cases(base)
-    elif options.fgrpo:
-        name, cases = "fgrpo", figure_cases(options.n or FGRPO_N, base, AdamW(lr=1e-2))
-    else:
-        name, cases = "figure3", figure_cases(options.n or PAPER_N, base)
+    name, cases = plan(options)
+    files.make_folder(options.out)
     seeds = range(options.seeds)
     began = time.perf_counter()
     records = run(cases, seeds, options.threads)
-    print(f"{len(cases)} curves x {len(seeds)} seeds x {base.steps} steps in {time.perf_counter() - began:.1f} s")
-    write(options.out / f"{name}.csv", rows(cases, seeds, records, last=name == "sweep"))
+    print(f"{len(cases)} curves x {len(seeds)} seeds x {options.steps} steps in {time.perf_counter() - began:.1f} s")
+    files.write_csv(options.out / f"{name}.csv", list(rows(cases, seeds, records, last=name == "sweep")), digits=7)
 
     from experiments import simulator_figures  # matplotlib is slow to import, and the numbers do not need it
 
@@ -159,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"wrote {options.out / name}.csv and .png")
     if name != "figure3":
         return 0
-    lines = check(cases, records) if base == Setup(n=1) else []
+    lines = check(cases, records) if dataclasses.replace(cases[0].setup, n=1) == Setup(n=1) else []
     print("\n".join(lines) if lines else "no reference values for this setup")
     return int(any(line.endswith("MISSED") for line in lines))
 

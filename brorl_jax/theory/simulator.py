@@ -75,8 +75,8 @@ class Setup:
             raise ValueError(f"correct must lie between 1 and vocab - 1, got {self.correct} of {self.vocab} tokens")
         if self.n < 1:
             raise ValueError(f"n must be >= 1 draw per step, got {self.n}")
-        if self.log_every < 1 or self.steps < 1 or self.steps % self.log_every:
-            raise ValueError(f"log_every = {self.log_every} must divide steps = {self.steps}")
+        if self.steps < 1 or self.log_every < 1 or self.steps % self.log_every:
+            raise ValueError(f"log_every = {self.log_every} must divide steps = {self.steps}, both at least 1")
         if self.reading not in mass_balance.READINGS:
             raise ValueError(f"unknown reading {self.reading!r}; known: {', '.join(mass_balance.READINGS)}")
 

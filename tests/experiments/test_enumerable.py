@@ -9,6 +9,9 @@ import pytest
 
 from brorl_jax.types import Finish, Group, Sample
 from experiments import enumerable
+from experiments.enumerable_figure import draw
+
+FIGURES = ("q_pos", "pass@16", "retained", "worst_drop", "improved")
 
 
 def test_tables_of_right_answers_and_verdicts_agree():
@@ -68,3 +71,26 @@ def test_milestones_by_hand():
     assert (most["reached"], most["step"]) == (1, 2)
     (none,) = enumerable.milestones(curves, 0.95)
     assert none["reached"] == 0 and math.isnan(none["step"])
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--n", "4", "1"], "--n 1: must be at least 2"),
+        (["--seeds", "0"], "--seeds 0: must be at least 1"),
+        (["--steps", "0"], "--steps 0: must be at least 1"),
+    ],
+)
+def test_options_that_mean_nothing_end_in_one_line(options, complaint, capsys):
+    assert enumerable.main(options) == 2
+    assert capsys.readouterr().err == f"error: {complaint}\n"
+
+
+def test_figure_is_drawn_from_rows_of_several_sizes_and_seeds(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [
+        {"n": n, "seed": seed, "step": step, "samples": n * step, **dict(zip(FIGURES, rng.random(5), strict=True))}
+        for n in (2, 8) for seed in (0, 1) for step in range(4)
+    ]  # fmt: skip
+    draw(rows, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

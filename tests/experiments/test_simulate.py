@@ -66,6 +66,42 @@ def test_check_fails_where_a_reference_is_missed(n, q_pos, improved, worst, miss
     assert line.endswith("MISSED") == missed
 
 
+def test_kept_results_are_those_of_the_figure_and_meet_the_reference_values():
+    """``results/simulator/figure3.csv`` at its last step: every N, four seeds each, nothing missed."""
+    last = [row for row in table(simulate.OUT / "figure3.csv") if row["step"] == "1000"]
+    cases = simulate.figure_cases(simulate.PAPER_N, Setup(n=1))
+    records = []
+    for case in cases:
+        rows = [row for row in last if row["n"] == str(case.setup.n)]
+        assert [row["seed"] for row in rows] == ["0", "1", "2", "3"]
+        assert {(r["reading"], r["lr"], r["eps"], r["weight_decay"]) for r in rows} == {
+            ("multiplicity", "0.001", "1e-08", "0.01")
+        }
+        records.append(Record(*([[float(row[name])] for row in rows] for name in Record._fields)))
+    records = [Record(*map(np.array, record)) for record in records]
+    lines = simulate.check(cases, records)
+    assert all("reference" in line for line in lines) and not any(line.endswith("MISSED") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--n", "4", "0"], "--n 0: must be at least 1"),
+        (["--seeds", "0"], "--seeds 0: must be at least 1"),
+        (["--steps", "-1"], "--steps -1: must be at least 1"),
+        (["--threads", "0"], "--threads 0: must be at least 1"),
+        (["--vocab", "5"], "got 10000 of 5 tokens"),
+        (["--sweep", "--n", "4"], "--sweep has its own N; leave out --n"),
+        (["--out", __file__], "File exists; name a folder that can be written"),
+    ],
+)
+def test_options_that_mean_nothing_end_in_one_line(options, complaint, capsys):
+    assert simulate.main(options) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and captured.err.endswith(f"{complaint}\n")
+    assert captured.err.count("\n") == 1 and not captured.out
+
+
 @pytest.mark.slow
 def test_reference_values_at_full_size():
     """The three cheapest N of the figure, one seed; the command checks all five over four seeds."""

@@ -233,7 +233,7 @@ def test_mass_kept_without_updates():
     [
         ({"n": 0}, "n must be >= 1 draw per step, got 0"),
         ({"correct": 50}, "got 50 of 50 tokens"),
-        ({"log_every": 7}, "log_every = 7 must divide steps = 20"),
+        ({"log_every": 7}, "log_every = 7 must divide steps = 20, both at least 1"),
         ({"reading": "bag"}, "unknown reading 'bag'"),
     ],
 )

@@ -1,0 +1,57 @@
+"""What the experiments' commands share: their tables as CSV, and mistakes as one line."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from brorl_jax.errors import UserError
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, Any]], digits: int) -> None:
+    """Rows with the keys of the first one; floats to so many significant digits."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({k: f"{v:.{digits}g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+
+
+def make_folder(path: Path) -> None:
+    """Makes the folder of the results, before anything is computed.
+
+    Raises:
+        UserError: It cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {path}: {error.strerror}; name a folder that can be written") from error
+
+
+def at_least(least: int, **values: int) -> None:
+    """Checks whole numbers of the command line, by the name of their option.
+
+    Raises:
+        UserError: One is below ``least``.
+    """
+    for name, value in values.items():
+        if value < least:
+            raise UserError(f"--{name} {value}: must be at least {least}")
+
+
+def guarded(main: Callable[[Sequence[str] | None], int]) -> Callable[[Sequence[str] | None], int]:
+    """``main``, where a ``UserError`` ends as one line with status 2."""
+
+    @functools.wraps(main)
+    def wrapper(argv: Sequence[str] | None = None) -> int:
+        try:
+            return main(argv)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+
+    return wrapper
