@@ -91,7 +91,7 @@ def sweep(cases: Sequence[Case], records: Sequence[Record]) -> Figure:
     ]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(12, 7.5), layout="constrained")
-        grid = figure.subplots(3, 4, sharex="col", sharey="row")
+        grid = figure.subplots(3, 4, sharex="col")  # each its own y: eps and rate move far more than N
         for j, (panel, label) in enumerate(columns.items()):
             curves = _curves(panel, cases, records)
             for i, (name, of) in enumerate(figures):
@@ -121,11 +121,9 @@ def _dress(axes: Axes, panel: str, name: str, *, last: bool, label: str) -> None
         axes.set_xlim(left=-3e-5)
     else:
         axes.set_xscale("log")
-    if name.startswith("worst") or axes.get_ylabel().startswith("worst"):
+    axes.set_ylabel(name)
+    if last:  # the worst drop
         axes.set_yscale("symlog", linthresh=1, linscale=0.6)
-    if name:
-        axes.set_ylabel(name)
-    if last:
         axes.set_xlabel(label)
 
 
