@@ -219,6 +219,7 @@ def default() -> Config:
 
     config.train = _section()
     config.train.steps = 100  # steps of the loop
+    config.train.stop_stalled = 0  # evaluations without a new best after which it ends early; 0 = never; ours
 
     config.warmup = _section()  # supervised warm start before RL
     config.warmup.steps = 0  # updates; 0 = no warm start

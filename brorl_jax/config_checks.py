@@ -59,7 +59,7 @@ AT_LEAST_ZERO = _paths(
     """seed grading.workers grading.memory_gib rollout.min_p algo.advantage_clip algo.dual_clip algo.kl.coef
     algo.mismatch.low algo.mismatch.stop_above algo.reference.every algo.reference.kl_spike algo.reference.stall
     shaping.overlong_buffer shaping.overlong_penalty shaping.cosine_coef optim.warmup_steps optim.weight_decay
-    optim.clip_norm warmup.steps eval.every eval.temperature eval.max_prompts checkpoint.every
+    optim.clip_norm warmup.steps train.stop_stalled eval.every eval.temperature eval.max_prompts checkpoint.every
     diagnostics.mass_balance_every diagnostics.exact_nodes rollout.sglang.launch.servers"""
 )
 ABOVE_ZERO = _paths(
@@ -403,8 +403,12 @@ def _check_reference_and_shaping(config: Config) -> None:
                 "there is no reference policy to reset while algo.kl.coef "
                 "is 0; set algo.kl.coef or switch the reset off with 0",
             )
-    if reference.stall and not config.eval.every:
-        _fail("algo.reference.stall", reference.stall, "counts evaluations; set eval.every or 0")
+    for path, evaluations in (
+        ("algo.reference.stall", reference.stall),
+        ("train.stop_stalled", config.train.stop_stalled),
+    ):
+        if evaluations and not config.eval.every:
+            _fail(path, evaluations, "counts evaluations; set eval.every or 0")
     if shaping.overlong_buffer > config.rollout.max_tokens:
         _fail(
             "shaping.overlong_buffer",

@@ -135,7 +135,7 @@ def _fates(collected: collect.Collected) -> Fates:
 
 
 def _loop(s: Session) -> None:
-    """Steps until ``train.steps``. A signal leaves a checkpoint of the last whole step."""
+    """Steps until ``train.steps``, or until held-out accuracy stalls. A signal leaves a checkpoint of the last whole step."""
     config = s.config
     logger = MetricLogger(
         s.workdir,
@@ -157,7 +157,7 @@ def _loop(s: Session) -> None:
         s.timer.pop()
         s.grader.pop_metrics()  # of what came before the first step
         try:
-            while s.step < total:
+            while s.step < total and not _stalled(s):
                 _record(s, *step(s), logger, writer, progress)
                 s.stop.check()
         except Interrupted:
@@ -175,6 +175,7 @@ def _record(
     if config.data.eval and config.eval.every and (s.step % config.eval.every == 0 or last):
         with s.timer("eval"):
             metrics |= _evaluate(s)
+        last = last or _stalled(s)
     writer.write(s.step, fates)
     metrics |= s.grader.pop_metrics() | _costs(metrics, s.timer.pop())
     logger.write(s.step, metrics)
@@ -190,6 +191,10 @@ def _record(
         progress.note(f"step {s.step}: not graded: {message}")
     if metrics["groups/starved"]:
         progress.note(f"step {s.step} is starved: {collect.explain(metrics)}")
+
+
+def _stalled(s: Session) -> bool:
+    return reference.stalled(s.evals, s.config.train.stop_stalled)
 
 
 def _costs(metrics: Metrics, times: Metrics) -> Metrics:

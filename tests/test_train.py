@@ -330,6 +330,15 @@ def test_reference_resets_on_a_kl_spike_and_on_a_stall(tmp_path, monkeypatch):
     assert [r.get("reference/reset_stall") for r in rows] == [None, None, 1, None, None]
 
 
+def test_a_stalled_run_ends_early_and_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "_evaluate", flat_evaluation)
+    c = everything(tmp_path, **{"train.stop_stalled": 2, "train.steps": 9, "eval.every": 1, "checkpoint.every": 0})
+    for _ in range(2):  # the second time it is resumed, and there is nothing left to do
+        train.run(c, tmp_path / "run")
+        assert [r["step"] for r in tiny_runs.metrics(tmp_path / "run")] == [0, 1, 2]
+        assert (tmp_path / "run" / "checkpoints" / "2").is_dir() and (tmp_path / "run" / "model").is_dir()
+
+
 def flat_evaluation(s):
     s.evals.append((s.step, 0.5))
     return {"eval/pass@1": 0.5}

@@ -45,9 +45,14 @@ def reset_reason(
         return "every"
     if kl_spike and kl is not None and kl > kl_spike:
         return "kl_spike"
-    if stall and len(evals) > stall:
-        before, recent = evals[:-stall], evals[-stall:]
-        fresh = all(at > last_reset for at, _ in recent)
-        if fresh and max(score for _, score in recent) <= max(score for _, score in before):
-            return "stall"
+    if stalled(evals, stall) and all(at > last_reset for at, _ in evals[-stall:]):
+        return "stall"
     return None
+
+
+def stalled(evals: Sequence[tuple[int, float]], window: int) -> bool:
+    """Whether none of the last ``window`` evaluations beats the best one before them; never with ``window`` 0."""
+    if not window or len(evals) <= window:
+        return False
+    before, recent = evals[:-window], evals[-window:]
+    return max(score for _, score in recent) <= max(score for _, score in before)
