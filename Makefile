@@ -23,7 +23,7 @@ export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.3
 export PYTHONHASHSEED := 0# some reasoning-gym tasks depend on it
 
-.PHONY: help quickstart smollm2 report sglang-cpu test test-all test-sglang lint format types clean
+.PHONY: help quickstart smollm2 miniature report sglang-cpu test test-all test-sglang lint format types clean
 
 help:
 	@sed -n '1,5s/^# \{0,1\}//p' Makefile
@@ -70,6 +70,9 @@ models/smollm2-135m/config.json: | $(VENV)/installed
 
 smollm2: $(VENV)/installed models/smollm2-135m/config.json
 	@$(BIN)/python -m brorl_jax.main --config=configs/smollm2_135m.py --workdir=$(RUNS)/smollm2
+
+miniature: $(VENV)/installed
+	@$(BIN)/python -m experiments.miniature --out=$(RUNS)/miniature $(ARGS)
 
 report: $(VENV)/installed
 	@$(BIN)/python -m brorl_jax.report $(wildcard $(RUNS)/*)

@@ -18,7 +18,7 @@ import runpy
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,13 +36,14 @@ class Arm(NamedTuple):
     workdir: Path
     command: list[str]
     steps: int
+    may_stall: bool
 
     @property
     def finished(self) -> bool:
-        """All steps are done and the weights exported."""
+        """The weights are exported, and no steps were added since."""
         rows, _ = read_jsonl(self.workdir / "metrics.jsonl")
         done = max((row["step"] for row in rows if isinstance(row.get("step"), int)), default=0)
-        return done >= self.steps and (self.workdir / "report.html").exists()
+        return (done >= self.steps or self.may_stall) and (self.workdir / "model" / "config.json").exists()
 
 
 def arm(name: str, base: str, overrides: Mapping[str, Any], workdir: Path) -> Arm:
@@ -65,11 +66,25 @@ def arm(name: str, base: str, overrides: Mapping[str, Any], workdir: Path) -> Ar
         raise UserError(f"arm {name}: {error}") from error
     flags = [f"--config.{path}={_flag(value)}" for path, value in overrides.items()]
     command = [sys.executable, "-m", "brorl_jax.main", f"--config={base}", f"--workdir={workdir}", *flags]
-    return Arm(name, workdir, command, config.train.steps)
+    return Arm(name, workdir, command, config.train.steps, config.train.stop_stalled > 0)
 
 
 def _flag(value: Any) -> str:
     return json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+def read(file: str) -> tuple[str, Callable[[Any], dict[str, dict[str, Any]]]]:
+    """The base config that a sweep names, and its function from a base config to overrides by arm.
+
+    Raises:
+        UserError: The file is no sweep.
+    """
+    if not Path(file).is_file():
+        raise UserError(f"--config={file}: there is no such file; name one of configs/sweeps")
+    names = runpy.run_path(file)
+    if "BASE" not in names or "get_arms" not in names:
+        raise UserError(f"--config={file}: a sweep needs BASE and get_arms(base)")
+    return names["BASE"], names["get_arms"]
 
 
 def arms(file: str, base: str | None, out: Path, seeds: Sequence[int], extra: Mapping[str, Any]) -> list[Arm]:
@@ -78,13 +93,9 @@ def arms(file: str, base: str | None, out: Path, seeds: Sequence[int], extra: Ma
     Raises:
         UserError: The file is no sweep, or an arm cannot run.
     """
-    if not Path(file).is_file():
-        raise UserError(f"--config={file}: there is no such file; name one of configs/sweeps")
-    names = runpy.run_path(file)
-    if "BASE" not in names or "get_arms" not in names:
-        raise UserError(f"--config={file}: a sweep needs BASE and get_arms(base)")
-    base = base or names["BASE"]
-    chosen = names["get_arms"](load(base))
+    own, get_arms = read(file)
+    base = base or own
+    chosen = get_arms(load(base))
     return [
         arm(f"{name}/seed_{seed}", base, {**overrides, "seed": seed, **extra}, out / name / f"seed_{seed}")
         for seed in seeds
@@ -103,9 +114,18 @@ def run(todo: Sequence[Arm]) -> None:
             print(f"[{number + 1}/{len(todo)}] {a.name}: finished", flush=True)
             continue
         print(f"[{number + 1}/{len(todo)}] {a.name}: {shlex.join(a.command)}", flush=True)
-        status = subprocess.run(a.command, check=False).returncode
-        if status:
-            raise UserError(f"{a.name} ended with status {status}; the same command goes on from here")
+        call(a.name, a.command)
+
+
+def call(name: str, command: Sequence[str]) -> None:
+    """Runs a command to its end.
+
+    Raises:
+        UserError: It failed.
+    """
+    status = subprocess.run(command, check=False).returncode
+    if status:
+        raise UserError(f"{name} ended with status {status}; the same command goes on from here")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

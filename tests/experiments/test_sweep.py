@@ -93,7 +93,8 @@ def small(tmp_path, monkeypatch):
         workdir.mkdir(parents=True)
         steps = load(str(REPO / "configs" / "quickstart.py")).train.steps
         (workdir / "metrics.jsonl").write_text(json.dumps({"step": steps}) + "\n")
-        (workdir / "report.html").write_text("")
+        (workdir / "model").mkdir()
+        (workdir / "model" / "config.json").write_text("")
         return Done(0)
 
     monkeypatch.setattr(sweep.subprocess, "run", run)
