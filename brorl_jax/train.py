@@ -135,7 +135,7 @@ def _fates(collected: collect.Collected) -> Fates:
 
 
 def _loop(s: Session) -> None:
-    """Steps until ``train.steps``, or until held-out accuracy stalls. A signal leaves a checkpoint of the last whole step."""
+    """Steps until ``train.steps``, or a stall of held-out accuracy. A signal leaves a checkpoint of the last step."""
     config = s.config
     logger = MetricLogger(
         s.workdir,

@@ -203,8 +203,8 @@ def slope(curve: Curve, last: int) -> tuple[float, float]:
     x, y = curve.step[-last:] / 1000, 100 * curve.score[-last:]
     if len(x) < 3:
         return float("nan"), float("nan")
-    fit = stats.linregress(x, y)
-    return float(fit.slope), float(fit.stderr)
+    trend, _, _, _, error = stats.linregress(x, y)
+    return float(trend), float(error)
 
 
 def runs(out: Path) -> dict[str, list[Path]]:
