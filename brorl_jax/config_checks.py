@@ -233,6 +233,8 @@ def _check_source_values(path: str, entry: Config, verifiers: Collection[str]) -
         for key, example in (("task", "chain_sum"), ("category", "algebra")):
             if entry.get(key) == "":
                 _fail(f"{path}.{key}", "", f"name a reasoning-gym {key}, such as {example!r}")
+        if entry.kind == "reasoning_gym_category" and entry.category not in (known := _categories()):
+            _fail(f"{path}.category", entry.category, f"unknown category{suggest(entry.category, known)}")
         if entry.size == 0:
             _fail(f"{path}.size", 0, "a procedural source never ends; say how many prompts make an epoch")
         if entry.get("most") == 0:
@@ -294,14 +296,28 @@ def _check_model(config: Config) -> None:
         )
 
 
-def _rows(entry: Config) -> tuple[Any, float, float]:
-    """(what is read, first item, end): sources that read the same with overlapping ranges share prompts."""
-    if entry.kind in fields.PROCEDURAL:
-        given = {key: entry[key] for key in ("task", "category", "params") if key in entry}
-        read = (entry.kind, json.dumps(given, sort_keys=True, default=dict))
-        return read, entry.seed, entry.seed + entry.size
+def _rows(entry: Config) -> dict[Any, tuple[float, float]]:
+    """What is read -> (first item, end): sources that read the same with overlapping ranges share prompts."""
+    if entry.kind == "reasoning_gym":
+        return {_task(entry.task, entry.params): (entry.seed, entry.seed + entry.size)}
+    if entry.kind == "reasoning_gym_category":
+        tasks = _categories()[entry.category]
+        items = -(-entry.size // len(tasks))  # of each task
+        return {_task(task, entry.params.get(task, {})): (entry.seed, entry.seed + items) for task in tasks}
+    if entry.kind == "instructions":
+        return {(entry.kind,): (entry.seed, entry.seed + entry.size)}
     read = (entry.kind, entry.path, *(entry.get(key, "") for key in ("name", "split", "revision")))
-    return read, entry.start, entry.start + entry.size if entry.size else math.inf
+    return {read: (entry.start, entry.start + entry.size if entry.size else math.inf)}
+
+
+def _categories() -> dict[str, tuple[str, ...]]:
+    from brorl_jax.rewards.reasoning_gym.categories import CATEGORIES  # what it imports takes a second
+
+    return CATEGORIES
+
+
+def _task(name: str, params: Any) -> tuple[str, ...]:
+    return "reasoning_gym", name, json.dumps(dict(params), sort_keys=True, default=dict)
 
 
 def _check_evaluation(config: Config) -> None:
@@ -320,16 +336,17 @@ def _check_data(config: Config) -> None:
     if config.eval.every and not data.eval:
         _fail("eval.every", config.eval.every, "nothing to evaluate; add a source to data.eval or set 0")
     for name, entry in data.eval.items():
-        read, first, end = _rows(entry)
+        held_out = _rows(entry)
         for stage in ("train", "warmup"):
             for other, twin in data[stage].items():
-                same, begin, stop = _rows(twin)
-                if read == same and first < stop and begin < end:
-                    key = "seed" if entry.kind in fields.PROCEDURAL else "start"
-                    problem = (
-                        f"shares items {max(first, begin):g} to {min(end, stop):g} with data.{stage}.{other}, so they"
-                    )
-                    _fail(f"data.eval.{name}.{key}", entry[key], f"{problem} are not held out; keep the ranges apart")
+                for read, (begin, stop) in _rows(twin).items():
+                    first, end = held_out.get(read, (0, 0))
+                    if first < stop and begin < end:
+                        key = "seed" if entry.kind in fields.PROCEDURAL else "start"
+                        task = f" of {read[1]}" if "_category" in entry.kind + twin.kind else ""
+                        problem = f"shares items {max(first, begin):g} to {min(end, stop):g}{task} with data.{stage}"
+                        problem += f".{other}, so they are not held out; keep the ranges apart"
+                        _fail(f"data.eval.{name}.{key}", entry[key], problem)
 
 
 def _check_rollout(config: Config) -> None:

@@ -49,12 +49,14 @@ def _data(config):
     for category, tasks in CATEGORIES.items():  # [V1] 96 tasks and does not list them; these are [P]'s categories
         # [V1] the task's own continuous score, <answer> tags; the sentence that asks for them is ours
         prompt = "{question}\nGive the final answer within <answer> </answer> tags."
-        common = {"category": category, "verifier": "reasoning_gym:tag", "prompt": prompt}
+        common = {"verifier": "reasoning_gym:tag", "prompt": prompt}
         share = 37.0 * len(tasks) / total  # [V1] in all; ours: tasks equal
         train = {"seed": 1_000_000, "size": 10_000 * len(tasks), "weight": share}
-        config.data.train[category] = source("reasoning_gym_category", **common, **train)
-        held_out = {"seed": 0, "size": 100 * len(tasks)}  # [V1] 100 items a task
-        config.data.eval[category] = source("reasoning_gym_category", **common, **held_out)
+        config.data.train[category] = source("reasoning_gym_category", category=category, **common, **train)
+        heading = f"reasoning_gym/{category}"  # [P] averages tasks, and reports by category
+        for task in tasks:  # [V1] 100 items each
+            held_out = {"seed": 0, "size": 100, "heading": heading}
+            config.data.eval[task] = source("reasoning_gym", task=task, **common, **held_out)
     config.data.max_prompt_tokens = 1024  # [OR] 9,216 - 8,192; of [P]'s 16,384 in all
     config.rollout.max_tokens = 15_360  # the rest of [P]'s 16,384
 

@@ -81,21 +81,33 @@ def test_instruction_source_is_a_function_of_seed_and_position():
         sources.check("i", {"kind": "instructions", "most": 6})
 
 
+LOGIC = source("reasoning_gym_category", category="logic", seed=0, size=10)
+
+
 @pytest.mark.parametrize(
     ("train", "held_out", "message"),
     [
         (source("instructions", seed=100, size=100), source("instructions", seed=199, size=5), "eval.held.seed = 199"),
         (source("instructions", seed=100, size=100), source("instructions", seed=200, size=5), None),
+        # logic has 6 tasks: 10 items of the category are items 0 and 1 of each
+        (LOGIC, source("reasoning_gym_category", category="logic", seed=1, size=10), "items 1 to 2 of aiw with data.t"),
+        (LOGIC, source("reasoning_gym_category", category="logic", seed=2, size=10), None),
+        (LOGIC, source("reasoning_gym_category", category="graphs", seed=1, size=10), None),
+        (LOGIC, source("reasoning_gym", task="aiw", seed=1, size=10), "eval.held.seed = 1: shares items 1 to 2 of aiw"),
+        (LOGIC, source("reasoning_gym", task="aiw", seed=2, size=10), None),
+        (LOGIC, source("reasoning_gym", task="chain_sum", seed=1, size=10), None),
+        (source("reasoning_gym", task="aiw", seed=0, size=2), LOGIC, "eval.held.seed = 0: shares items 0 to 2 of aiw"),
         (
-            source("reasoning_gym_category", category="logic", seed=0, size=10),
-            source("reasoning_gym_category", category="logic", seed=9, size=10),
-            "eval.held.seed = 9",
+            source("reasoning_gym_category", category="logic", params={"aiw": {"max_entities": 9}}, size=10),
+            source("reasoning_gym", task="aiw", params={"max_entities": 9}, size=10),
+            "shares items 0 to 2 of aiw",
         ),
         (
-            source("reasoning_gym_category", category="logic", seed=0, size=10),
-            source("reasoning_gym_category", category="graphs", seed=9, size=10),
+            source("reasoning_gym_category", category="logic", params={"aiw": {"max_entities": 9}}, size=10),
+            source("reasoning_gym", task="aiw", size=10),
             None,
         ),
+        (source("reasoning_gym_category", category="logik"), LOGIC, "unknown category; did you mean 'logic'"),
         (source("reasoning_gym_category", seed=0), source("instructions"), "name a reasoning-gym category"),
         (source("instructions", size=0), source("instructions"), "say how many prompts make an epoch"),
     ],

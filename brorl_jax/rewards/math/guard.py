@@ -9,7 +9,7 @@ MAX_DIGITS = 300
 MAX_DEPTH = 24
 MAX_ALGEBRA_DEPTH = 10  # evaluation may double its work with every level; golds of the public sets reach 3
 MAX_EXPONENT = 20_000  # of an integer power: 10^20000 is compared in microseconds, 10^(10^10) is not
-MAX_FACTORIAL = 2_000
+MAX_FACTORIAL = 3_000  # competitions like the factorial of their year
 
 _DIGITS = re.compile(r"\d[\d,]*")
 _GROUPED_NUMBER = re.compile(r"[({]\s*(\d+)\s*[)}]")

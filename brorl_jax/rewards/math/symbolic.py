@@ -25,6 +25,8 @@ _POINTS = 3
 _MAX_SYMBOLS = 16
 _MAX_EXPONENT = 25_000  # decimal digits before the point up to which values are compared digit by digit
 _MAX_LOG = 1e5  # decimal digits of the largest number that is evaluated
+_TURN = 1.4  # log10 of e^pi: what a power may grow by with each unit of its exponent's imaginary part
+_MAX_EXPONENT_LOG = 100  # the same of an exponent, whose value is looked at
 _REWRITES = (
     (re.compile(r"(?<=[\^_])([a-zA-Z\d])"), r"{\1}"),
     (re.compile(r"(?<=[\d}])\s*\("), r"\\cdot ("),  # 2(3) is read as 2 + 3 otherwise
@@ -180,7 +182,10 @@ def _size(e: Any) -> float:
         power = e.args[-1]
         if not isinstance(power, sympy.Expr) or not power.is_number:
             return max(base, exponent, 1.0) * 10
-        return base * abs(float(power.evalf(5))) if exponent < 9 else float("inf")
+        if exponent > _MAX_EXPONENT_LOG:
+            return float("inf")
+        z = complex(power.evalf(5))  # |b^z| is at most |b|^|Re z| e^(pi |Im z|)
+        return base * abs(z.real) + _TURN * abs(z.imag)
     if isinstance(e, sympy.factorial | sympy.gamma | sympy.binomial):
         return 10 ** min(max(parts), 12.0) if e.is_number else max(parts) + 2
     if isinstance(e, sympy.Mul):
