@@ -182,9 +182,9 @@ def test_memory_of_the_update_does_not_depend_on_n(capsys):
 
 
 def test_grading_s_answers_repeat_as_told_or_not_at_all():
-    different = grading.work(tuple(grading.KINDS), 16, 40, repeats=False)
+    different = grading.work(grading.KINDS, 16, 40, repeats=False)
     assert all(len({s.text for s in g.samples}) == 40 for g in different)
-    repeated = grading.work(tuple(grading.KINDS), 2, 2_000, repeats=True)  # the hardest and the easiest prompt
+    repeated = grading.work(grading.KINDS, 2, 2_000, repeats=True)  # the hardest and the easiest prompt
     for g, ease in zip(repeated, grading.EASE, strict=True):
         said = collections.Counter(s.text for s in g.samples)
         (right,) = [count for text, count in said.items() if f"boxed{{{g.prompt.gold}}}" in text]
@@ -192,7 +192,7 @@ def test_grading_s_answers_repeat_as_told_or_not_at_all():
         first, second = (count for text, count in said.most_common(3) if f"boxed{{{g.prompt.gold}}}" not in text)
         assert first / second == pytest.approx(2**grading.TAIL, rel=0.5)
     assert [s.text for g in different for s in g.samples] == [
-        s.text for g in grading.work(tuple(grading.KINDS), 16, 40, repeats=False) for s in g.samples
+        s.text for g in grading.work(grading.KINDS, 16, 40, repeats=False) for s in g.samples
     ]
 
 

@@ -24,6 +24,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,19 +47,38 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         return _parquet(file)
     try:
         raw = file.read_bytes()
-        text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode("utf-8")
-    except (gzip.BadGzipFile, UnicodeDecodeError) as error:
+        text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {error}") from error
     if text.lstrip().startswith("["):
+        rows = _json(text, f"{path}")
+        return [_object(row, json.dumps(row), f"{path}, row {number}") for number, row in enumerate(rows, 1)]
+    lines = enumerate(text.split("\n"), 1)  # not splitlines: U+2028 is legal inside JSON
+    named = [(line, f"{path}, line {number}") for number, line in lines if line.strip()]
+    return [_object(_json(line, where), line, where) for line, where in named]
+
+
+def _json(text: str, where: str) -> Any:
+    try:
         return json.loads(text)
-    rows = []
-    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: U+2028 is legal inside JSON
-        if line.strip():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
-    return rows
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _object(row: Any, written: str, where: str) -> dict[str, Any]:
+    """``row`` if it can be one.
+
+    Raises:
+        ValueError: it is no object, or has half a surrogate pair, which no tokenizer and no file takes.
+    """
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: a row must be an object {{...}}, got {row!r:.80}")
+    if "\\ud" in written.lower():  # only escapes can spell one
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{where}: half a surrogate pair, {error.object[error.start]!a}") from error
+    return row
 
 
 def _parquet(file: Path) -> list[dict[str, Any]]:
@@ -87,6 +108,19 @@ def read_hub(path: str, name: str, split: str, revision: str, **more: Any) -> Se
         ) from error
 
 
+def cell_text(value: Any) -> str:
+    """A table's cell as text: "" for null and for what is no finite number, 27 for 27.0.
+
+    Raises:
+        ValueError: a list or an object.
+    """
+    if isinstance(value, (list, tuple, dict)):
+        raise ValueError(f"must be a text or a number, got {value!r:.80}")
+    if isinstance(value, float):
+        value = None if not math.isfinite(value) else int(value) if value.is_integer() else value
+    return "" if value is None else str(value).strip()
+
+
 def check_row(row: Mapping[str, Any]) -> None:
     """Raises ``ValueError`` where a row does not follow the schema."""
     wanted = FIELDS.keys() - ({"prompt"} if "messages" in row else {"messages"})
@@ -100,8 +134,12 @@ def check_row(row: Mapping[str, Any]) -> None:
         raise ValueError("id and verifier must not be empty")
     messages = row.get("messages") or [{"role": "user", "content": row.get("prompt", "")}]
     for message in messages:
-        if not isinstance(message, dict) or message.keys() != {"role", "content"}:
-            raise ValueError(f"a message must be {{role, content}}, got {message!r:.80}")
+        if (
+            not isinstance(message, dict)
+            or message.keys() != {"role", "content"}
+            or not all(isinstance(text, str) for text in message.values())
+        ):
+            raise ValueError(f"a message must be {{role, content}}, both texts, got {message!r:.80}")
     if messages[-1]["role"] != "user" or not messages[-1]["content"].strip():
         raise ValueError("the last message must be the user's and not empty")
 
@@ -122,7 +160,8 @@ def read_prepared(path: str | Path) -> list[dict[str, Any]]:
         if not manifest.is_file():
             raise ValueError(f"{path} has no {MANIFEST}: prepare it with python -m brorl_jax.data.prepare")
         file = file / DATA
-        if file.is_file() and sha256(file) != json.loads(manifest.read_text())["sha256"]:
+        description = _object(_json(manifest.read_text(encoding="utf-8"), f"{manifest}"), "", f"{manifest}")
+        if file.is_file() and sha256(file) != description.get("sha256"):
             raise ValueError(
                 f"{file} is not the file that its manifest describes: prepare it again, or give the file itself as path"
             )

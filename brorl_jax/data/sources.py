@@ -159,7 +159,9 @@ class _Table:
             raise ValueError(f"unknown preset {preset!r}; known: {', '.join(sorted(PRESETS))}")
         if gold and gold != "boxed" and not gold.startswith(("after:", "regex:")):
             raise ValueError(f"gold must be empty, 'boxed', 'after:<marker>' or 'regex:<pattern>', got {gold!r}")
-        if gold.startswith("regex:") and re.compile(gold[6:]).groups < 1:
+        if gold == "after:":
+            raise ValueError("gold 'after:' needs the marker that the gold answer stands behind, such as 'after:####'")
+        if gold.startswith("regex:") and _compiled(gold).groups < 1:
             raise ValueError(f"gold {gold!r} needs a group (...) around the gold answer")
 
     def rows(self) -> Sequence[Mapping[str, Any]]:
@@ -177,15 +179,20 @@ class _Table:
         self._records: list[Record] = []
         for index in range(self.start, min(stop, len(rows))):
             row = rows[index]
-            text, gold = _question(row, question, index), _gold(_column(row, answer, index), extract)
-            if not gold:
-                self.dropped["no_gold"] = self.dropped.get("no_gold", 0) + 1
+            try:
+                text, gold = _question(row, question), _gold(_column(row, answer), extract)
+                choices = _options(row, options) if options else []
+            except ValueError as error:
+                raise ValueError(f"row {index} {error}") from error
+            if not text or not gold:
+                reason = "no_gold" if text else "no_question"
+                self.dropped[reason] = self.dropped.get(reason, 0) + 1
                 continue
             own = row.get(preset["tolerance"]) if "tolerance" in preset else None
             meta: dict[str, Any] = {"tolerance": self.tolerance or float(own or 0), "relative": self.relative}
             meta = {key: value for key, value in meta.items() if value}
             if options:
-                meta |= {"question": text, "options": [str(o) for o in _column(row, options, index)]}
+                meta |= {"question": text, "options": choices}
                 lettered = list(zip(rewards.choice.LETTERS, meta["options"], strict=False))
                 text = "\n".join((text, "", *(f"{letter}. {option}" for letter, option in lettered)))
                 gold = lettered[int(gold)][0] if gold.isdecimal() and int(gold) < len(lettered) else gold
@@ -266,31 +273,56 @@ class HuggingFace(_Table):
         return files.read_hub(self.path, self.name, self.split, self.revision)
 
 
-def _column(row: Mapping[str, Any], name: str, index: int) -> Any:
+def _compiled(gold: str) -> re.Pattern[str]:
+    try:
+        return re.compile(gold[6:])
+    except re.error as error:
+        raise ValueError(f"gold {gold!r} is no regular expression: {error}") from error
+
+
+def _column(row: Mapping[str, Any], name: str) -> Any:
     if name not in row:
-        raise ValueError(f"row {index} has no field {name!r}; it has {', '.join(map(repr, row))}")
+        raise ValueError(f"has no field {name!r}; it has {', '.join(map(repr, row))}")
     return row[name]
 
 
-def _question(row: Mapping[str, Any], spec: str, index: int) -> str:
+def _cell(row: Mapping[str, Any], name: str) -> str:
+    try:
+        return files.cell_text(_column(row, name))
+    except ValueError as error:
+        raise ValueError(str(error) if name not in row else f"field {name!r} {error}") from error
+
+
+def _question(row: Mapping[str, Any], spec: str) -> str:
     if "{" not in spec:
-        return str(_column(row, spec, index)).strip()
+        return _cell(row, spec)
 
     def column(match: re.Match[str]) -> str:
-        text = str(_column(row, match[1], index)).strip()
+        text = _cell(row, match[1])
         return text if text.endswith((".", "?", "!")) else text + match[2]  # one full stop where two columns meet
 
     return re.sub(r"\{(\w+)\}(\.?)", column, spec)
 
 
+def _options(row: Mapping[str, Any], name: str) -> list[str]:
+    options = _column(row, name)
+    if not isinstance(options, (list, tuple)):
+        raise ValueError(f"field {name!r} must be the list of options, got {options!r:.80}")
+    return [str(option) for option in options]
+
+
 def _gold(answer: Any, extract: str) -> str:
-    if answer is None:
-        return ""
-    if isinstance(answer, float) and answer.is_integer():
-        answer = int(answer)  # 27.0 is how a table says 27
-    if isinstance(answer, list) and len(answer) == 1:
-        answer = answer[0]
-    text = str(answer).strip()
+    """The gold answer, "" where there is none; of a list, its only item.
+
+    Raises:
+        ValueError: several answers, or an object.
+    """
+    if isinstance(answer, list) and len(answer) < 2:
+        answer = answer[0] if answer else None
+    try:
+        text = files.cell_text(answer)
+    except ValueError as error:
+        raise ValueError(f"has an answer that {error}; a gold is one answer") from error
     if extract == "boxed":
         return (rewards.FORMATS["boxed"].find(text, False) or "").strip()
     if extract.startswith("after:"):

@@ -19,11 +19,10 @@ _CHOICE = (
 
 def _expected(row: Row) -> Item:
     answer = column(row, "expected_answer", "answer", "final_answer")
-    if isinstance(answer, list):  # OlympiadBench: a list of one
-        if len(answer) != 1:
-            raise Skip("several_answers")
+    if isinstance(answer, list) and len(answer) == 1:  # OlympiadBench
         answer = answer[0]
-    return Item(column(row, "problem", "question"), gold_text(answer))
+    tolerance = {"tolerance": float(row["error"])} if row.get("error") else {}  # OlympiadBench, of one row
+    return Item(column(row, "problem", "question"), gold_text(answer), meta=tolerance)
 
 
 _AIME = "problems © Mathematical Association of America: evaluation only"

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from brorl_jax.data import files
 from brorl_jax.rewards.formats import FORMATS
 from brorl_jax.rewards.ifeval import check_instructions
 
@@ -112,11 +113,12 @@ def gold_text(answer: Any) -> str:
     """An answer as text; a table's 27.0 is 27.
 
     Raises:
-        Skip: there is none.
+        Skip: there is none, or there are several.
     """
-    if isinstance(answer, float) and answer.is_integer():
-        answer = int(answer)
-    text = "" if answer is None else str(answer).strip()
+    try:
+        text = files.cell_text(answer)
+    except ValueError as error:
+        raise Skip("several_answers") from error
     if not text:
         raise Skip("no_gold")
     return text

@@ -96,7 +96,7 @@ def convert(
         except Skip as reason:
             result.dropped[str(reason)] += 1
             continue
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"{name}, row {position}: {error}") from error
         if row["id"] in seen:
             raise ValueError(f"{name}, row {position}: the id {row['id']!r} comes twice")
@@ -108,7 +108,7 @@ def convert(
 
 
 def _row(name: str, position: int, item: Item, verifier: str, template: str) -> Row:
-    question = item.question.strip()
+    question = files.cell_text(item.question)
     if not question:
         raise Skip("no_question")
     prompt = template.replace("{question}", item.said.strip() or question)

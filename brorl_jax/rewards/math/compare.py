@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Protocol
 
-from brorl_jax.rewards.math import structure
+from brorl_jax.rewards.math import estimate, structure
 from brorl_jax.rewards.math.number import MAX_EXPONENT, parse_number
 from brorl_jax.rewards.math.structure import Kind, Node
 from brorl_jax.rewards.math.units import conversion, parse_unit
@@ -46,7 +46,7 @@ class Oracle(Protocol):
 
 
 class Plain:
-    """Compares numbers exactly, and anything else not at all.
+    """Compares numbers exactly; of anything else it may tell that it differs.
 
     Args:
         absolute: Largest difference between numbers that are equal.
@@ -59,7 +59,8 @@ class Plain:
     def value(self, a: Node, b: Node) -> Verdict:
         x, y = number(a.source), number(b.source)
         if x is None or y is None:
-            return None
+            exact = not self._absolute and not self._relative
+            return False if exact and estimate.differ(a.source, b.source) else None
         return x == y or abs(x - y) <= max(self._absolute, self._relative * max(abs(x), abs(y))) or rounded(a, b, x, y)
 
     def equation(self, a: Node, b: Node) -> Verdict:

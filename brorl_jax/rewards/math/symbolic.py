@@ -1,12 +1,14 @@
 r"""Equality of expressions by algebra: math-verify's LaTeX parser and comparison, with what they get wrong taken out.
 
-Runs in a worker that is killed at its deadline. An expression is first evaluated at a few points to thirty digits:
+Runs in a worker that is killed at its deadline. Plain arithmetic is read here, anything else by the library's parser,
+which takes ten times as long. An expression is first evaluated at a few points to thirty digits:
 different values settle most wrong answers, equal values at all points settle most right ones, and what can't be
 evaluated (sums, integrals, unknown functions) is left to ``math_verify.verify``, asked in both directions.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -15,7 +17,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from brorl_jax.rewards.math import guard, structure
+from brorl_jax.rewards.math import arithmetic, guard, structure
 from brorl_jax.rewards.math.compare import SIGNIFICANT, Plain, Verdict, cut_or_rounded, last_place, number
 from brorl_jax.rewards.math.structure import Kind, Node
 
@@ -24,6 +26,7 @@ _TOLERANCE = 1e-20
 _POINTS = 3
 _MAX_SYMBOLS = 16
 _MAX_EXPONENT = 25_000  # decimal digits before the point up to which values are compared digit by digit
+_WRITTEN = 300  # decimal digits of a power that is read as one integer
 _MAX_LOG = 1e5  # decimal digits of the largest number that is evaluated
 _TURN = 1.4  # log10 of e^pi: what a power may grow by with each unit of its exponent's imaginary part
 _MAX_EXPONENT_LOG = 100  # the same of an exponent, whose value is looked at
@@ -146,6 +149,8 @@ def expression(text: str, log: str) -> Any:
 
     if _UNREADABLE.search(text) or not text.strip():
         return None
+    with contextlib.suppress(arithmetic.UnreadError):
+        return arithmetic.read(text, _Sympy())
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = _CAPITAL.sub(_marked, re.sub(r"\\log(?![a-zA-Z_])", lambda _: log, text))
@@ -158,6 +163,51 @@ def expression(text: str, log: str) -> Any:
         return result if _size(result) < _MAX_LOG else None
     except Exception:  # RecursionError too; the parser raises bare Exception on what is no LaTeX
         return None
+
+
+class _Sympy:
+    """:class:`~brorl_jax.rewards.math.arithmetic.Values` as the library's parser would make them."""
+
+    def number(self, text: str) -> Any:
+        import sympy
+
+        return sympy.Rational(text)
+
+    def letter(self, name: str) -> Any:
+        import sympy
+
+        return sympy.Symbol(_CAPITAL.sub(_marked, name) if len(name) == 1 else name[1:], real=True)
+
+    def constant(self, name: str) -> Any:
+        import sympy
+
+        return sympy.E if name == "e" else sympy.pi
+
+    def function(self, name: str, x: Any) -> Any:
+        import sympy
+
+        if name == r"\ln" and x.is_zero:
+            raise arithmetic.UnreadError
+        return {r"\sin": sympy.sin, r"\cos": sympy.cos, r"\tan": sympy.tan, r"\ln": sympy.log}[name](x)
+
+    def negative(self, x: Any) -> Any:
+        return -x
+
+    def sum(self, x: Any, y: Any) -> Any:
+        return x + y
+
+    def product(self, x: Any, y: Any) -> Any:
+        return x * y
+
+    def quotient(self, x: Any, y: Any) -> Any:
+        if y.is_zero:
+            raise arithmetic.UnreadError
+        return x / y
+
+    def power(self, x: Any, y: Any) -> Any:
+        if x.is_zero or (x.is_number and y.is_number and not (_size(y) < 9 and _size(x) * abs(y.evalf(5)) < _WRITTEN)):
+            raise arithmetic.UnreadError  # sympy would write it out
+        return x**y
 
 
 def _marked(match: re.Match[str]) -> str:
