@@ -147,7 +147,8 @@ def check_run(workdir):
         assert row["engine/publish_bytes"] > 0 and row["engine/servers"] == 1
         assert len({(s["prompt_id"], s["seed"]) for s in samples}) == len(samples)
     rewards = [r["reward/mean"] for r in rows]
-    assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.2, rewards
+    # 256 samples on either side: three standard errors of the difference
+    assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.1, rewards
     return rows
 
 
