@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import builtins
 import json
+import sys
 from typing import Any
 
 Row = dict[str, Any]
@@ -33,7 +34,8 @@ def humaneval_gold(row: Row) -> str:
 def mbpp(row: Row) -> Row:
     """MBPP: ``test_list`` (assertions), ``test_setup_code``, ``code``. The model is shown the tests, for the names."""
     defined = (node.name for node in ast.parse(row["code"]).body if isinstance(node, ast.FunctionDef))
-    fn = ",".join(name for name in defined if hasattr(builtins, name))
+    taken = {*dir(builtins), *sys.stdlib_module_names}  # which tests would look up elsewhere
+    fn = ",".join(name for name in defined if name in taken)
     return {"kind": "assert", "fn": fn, "setup": row.get("test_setup_code") or "", "tests": list(row["test_list"])}
 
 

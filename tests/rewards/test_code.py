@@ -128,7 +128,8 @@ def test_assertions():
 @pytest.mark.parametrize(
     "value",
     ["None", "True", "-5", "10**30", "1.5", "'é\\n'", "b'x'", "1j", "[1, [2]]", "(1, (2,))", "{1, 2}", "frozenset({1})",
-     "{1: (2, {'a': None})}", "range(5)", "float('inf')", "()", "{}", "set()", "-(2**62)", "2**62", "[[], [()]]"],
+     "[1, float('inf')]", "[1, True, 2.5]", "['a', 'é']", "[1, 10**30]", "[0.5, -1e300]", "{1: (2, {'a': None})}",
+     "range(5)", "float('inf')", "()", "{}", "set()", "-(2**62)", "2**62", "[[], [()]]"],
 )  # fmt: skip
 def test_values_cross_to_the_assertions_and_back(value):
     program = f"def get(): return {value}\ndef same(x): return x"
@@ -136,6 +137,25 @@ def test_values_cross_to_the_assertions_and_back(value):
     returned = f"assert get() == {value} and type(get()) is type({value})"
     given = f"assert same({value}) == {f'list({value})' if kind else value}"
     assert scores(program, "assert", tests=[returned, given]) == [1.0, 1.0]
+
+
+def test_a_test_may_have_variables_with_the_name_of_what_it_tests():
+    setup = "def reference(x):\n    count = x + 1\n    return count\ndef check(x):\n    assert count(x) == reference(x)"
+    tests = ["check(1)", "assert [f for f in (count,)][0](2) == 3", "count = count(3)\nassert count == 4"]
+    assert scores("def count(x): return x + 1", "assert", setup=setup, tests=tests[:2]) == [1.0, 1.0]
+    assert scores("def count(x): return x + 1", "assert", setup=setup, tests=tests[2:]) == [0.0]  # now it is the test's
+
+
+def test_large_values_cross_and_larger_ones_fail():
+    program = "def words(n): return 'abcdefg ' * n\ndef many(n): return list(range(n)) + [0.5, -1e300]"
+    tests = [
+        "assert words(10**6) == 'abcdefg ' * 10**6",
+        "assert many(10**6) == [*range(10**6), 0.5, -1e300]",
+        "assert words(3 * 10**6) == 'abcdefg ' * (3 * 10**6)",
+        "assert len(many(3 * 10**6)) == 3 * 10**6 + 2",
+        "assert words(1) == 'abcdefg '",
+    ]
+    assert scores(program, "assert", tests=tests, memory_mb=1024) == [1.0, 1.0, 0.0, 0.0, 1.0]
 
 
 def test_setup_and_expectations_stay_away_from_the_program():

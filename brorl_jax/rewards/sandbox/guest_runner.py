@@ -15,7 +15,7 @@ import time
 from _json import encode_basestring_ascii as quote
 
 MAX_OUTPUT = 4 << 20  # of one test, bytes
-MAX_VALUE = 2 << 20
+MAX_VALUE = 16 << 20  # the largest that HumanEval+ asks for have 12 MB
 _CHUNK = 1 << 16
 _KILL = 9  # importing "signal" would take a third of the start-up time
 
@@ -55,6 +55,16 @@ def _failure(error):
 _CONTAINERS: tuple = (list, "l"), (tuple, "t"), (set, "s"), (frozenset, "f")
 
 
+def _plain_items(items, room):
+    """Many items at once, a tenth of the time: where all are texts, or all are numbers that need no tag; else ""."""
+    kinds = {*map(type, items)}
+    if kinds == {str} and sum(map(len, items)) <= room:
+        return ",".join(map(quote, items))
+    if kinds <= {int, float} and all(-(1 << 62) < x < 1 << 62 if type(x) is int else x - x == 0 for x in items):
+        return ",".join(map(repr, items))
+    return ""
+
+
 class _Writer:
     """Values as text, in pieces; gives up once they grow beyond MAX_VALUE."""
 
@@ -68,7 +78,10 @@ class _Writer:
         self.parts.append(text)
 
     def many(self, tag, items):
+        items = [*items]
         self.put(f'["{tag}",[')
+        if text := _plain_items(items, self.left):
+            return self.put(text + "]]")
         for i, item in enumerate(items):
             if i:
                 self.put(",")

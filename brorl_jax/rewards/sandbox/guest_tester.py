@@ -9,7 +9,6 @@ the results (JSON; null if the program is gone, text if the tests do not run). R
 replies, ``v`` a value, ``e`` an exception, anything else if it is gone.
 """
 
-import ast
 import builtins
 import contextlib
 import importlib
@@ -18,6 +17,7 @@ import json
 import marshal
 import os
 import resource
+import symtable
 import sys
 
 # The first two would end a loop of the test early, and pass it; the last can't be made from a text.
@@ -188,19 +188,18 @@ class Remote:
 
 
 def _free_names(sources):
-    """Names that the sources use and nowhere bind."""
+    """Names that the sources look up as globals and nowhere bind as such; a function's own variables are its own."""
     used, bound = {}, set()
-    for node in (node for source in sources for node in ast.walk(ast.parse(source))):
-        if isinstance(node, ast.Name):
-            used.setdefault(node.id) if isinstance(node.ctx, ast.Load) else bound.add(node.id)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            bound.add(node.name)
-        elif isinstance(node, ast.arg):
-            bound.add(node.arg)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            bound.add(node.name)
-        elif isinstance(node, ast.alias):
-            bound.add((node.asname or node.name).partition(".")[0])
+    tables = [symtable.symtable(source, "test.py", "exec") for source in sources]
+    while tables:
+        table = tables.pop(0)
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if table.get_type() == "module" or symbol.is_global():
+                if symbol.is_assigned() or symbol.is_imported():
+                    bound.add(symbol.get_name())
+                if symbol.is_referenced():
+                    used.setdefault(symbol.get_name())
     return [name for name in used if name not in bound and not hasattr(builtins, name)]
 
 

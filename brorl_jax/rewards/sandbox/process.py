@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import marshal
 import os
@@ -23,7 +24,8 @@ from brorl_jax.errors import UserError
 from brorl_jax.rewards.sandbox import isolation, seccomp
 from brorl_jax.rewards.sandbox.isolation import SandboxError
 
-MAX_FRAME = 5 << 20  # bytes of one reply
+MAX_FRAME = 20 << 20  # bytes of one reply
+_PIPE = 1 << 20  # bytes: a large value crosses in few turns, each of which may wait for a processor
 _START_S = 20.0  # to start an interpreter; our own code, so a machine that takes longer is in trouble
 _END_S = 10.0  # for a killed tree to be gone
 _WATCH_S = 0.1  # between two looks at the memory of the whole tree
@@ -81,8 +83,10 @@ class Sandbox:
         self._process = self._spawn(python)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._in, False)
-        os.set_blocking(self._out, False)
+        for fd in (self._in, self._out):
+            os.set_blocking(fd, False)
+            with contextlib.suppress(OSError):  # a user may hold so many pages in pipes
+                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE)
         try:
             self._write(len(code).to_bytes(4, "big") + code, time.monotonic() + _START_S)
             if guest == "runner":
@@ -151,7 +155,7 @@ class Sandbox:
         while view:
             self._wait(self._in, select.POLLOUT, deadline)
             try:
-                view = view[os.write(self._in, view[: 1 << 16]) :]
+                view = view[os.write(self._in, view[:_PIPE]) :]
             except BlockingIOError:
                 continue
             except OSError as error:
@@ -174,7 +178,7 @@ class Sandbox:
                     return frame
             self._wait(self._out, select.POLLIN, deadline)
             try:
-                chunk = os.read(self._out, 1 << 18)
+                chunk = os.read(self._out, _PIPE)
             except BlockingIOError:
                 continue
             if not chunk:
