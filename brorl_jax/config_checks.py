@@ -335,18 +335,22 @@ def _check_data(config: Config) -> None:
         _fail("warmup.until", config.warmup.until, "nothing to measure it on; add a source to data.eval or set 0")
     if config.eval.every and not data.eval:
         _fail("eval.every", config.eval.every, "nothing to evaluate; add a source to data.eval or set 0")
+    trained = [
+        (f"data.{stage}.{other}", twin.kind, *item)
+        for stage in ("train", "warmup")
+        for other, twin in data[stage].items()
+        for item in _rows(twin).items()
+    ]
     for name, entry in data.eval.items():
         held_out = _rows(entry)
-        for stage in ("train", "warmup"):
-            for other, twin in data[stage].items():
-                for read, (begin, stop) in _rows(twin).items():
-                    first, end = held_out.get(read, (0, 0))
-                    if first < stop and begin < end:
-                        key = "seed" if entry.kind in fields.PROCEDURAL else "start"
-                        task = f" of {read[1]}" if "_category" in entry.kind + twin.kind else ""
-                        problem = f"shares items {max(first, begin):g} to {min(end, stop):g}{task} with data.{stage}"
-                        problem += f".{other}, so they are not held out; keep the ranges apart"
-                        _fail(f"data.eval.{name}.{key}", entry[key], problem)
+        for twin, kind, read, (begin, stop) in trained:
+            first, end = held_out.get(read, (0, 0))
+            if first < stop and begin < end:
+                key = "seed" if entry.kind in fields.PROCEDURAL else "start"
+                task = f" of {read[1]}" if "_category" in entry.kind + kind else ""
+                problem = f"shares items {max(first, begin):g} to {min(end, stop):g}{task} with {twin}"
+                problem += ", so they are not held out; keep the ranges apart"
+                _fail(f"data.eval.{name}.{key}", entry[key], problem)
 
 
 def _check_rollout(config: Config) -> None:

@@ -43,8 +43,11 @@ def at_least(least: int, **values: int) -> None:
             raise UserError(f"--{name} {value}: must be at least {least}")
 
 
-def guarded(main: Callable[[Sequence[str] | None], int]) -> Callable[[Sequence[str] | None], int]:
-    """``main``, where a ``UserError`` ends as one line with status 2."""
+def guarded(main: Callable[..., int]) -> Callable[..., int]:
+    """``main``, where a ``UserError`` ends as one line and is returned as status 2.
+
+    (:func:`brorl_jax.commandline.guarded` exits instead, as absl wants of what parses flags.)
+    """
 
     @functools.wraps(main)
     def wrapper(argv: Sequence[str] | None = None) -> int:

@@ -15,7 +15,6 @@ Results: ``curves.csv``, ``figure1.png``, ``tables.md``, and ``summary.md`` in `
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,12 +24,13 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from brorl_jax import compare as compare_lib
 from brorl_jax import evaluate, scores
 from brorl_jax.commandline import load
 from brorl_jax.errors import UserError
 from brorl_jax.metrics import read_jsonl
 from brorl_jax.report.collect import add_axes
-from experiments import sweep, tables
+from experiments import files, sweep, tables
 from experiments.miniature_figure import draw
 
 CONFIG = "configs/miniature.py"
@@ -241,33 +241,21 @@ def write_results(out: Path) -> Path:
     results = out / "results"
     results.mkdir(exist_ok=True)
     stages, forks = read_runs(out)
-    write_csv(results / "curves.csv", [*stages, *forks])
+    files.write_csv(results / "curves.csv", table_rows([*stages, *forks]), digits=8)
     draw(stages, forks, results / "figure1.png")
     (results / "tables.md").write_text(read_tables(out) + "\n")
     (results / "summary.md").write_text(summary(out))
     return results
 
 
-def write_csv(path: Path, curves: Sequence[Curve]) -> None:
-    """A line per evaluation of every run."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([field.name for field in dataclasses.fields(Curve)])
-        for c in curves:
-            for step, samples, seconds, score, stderr in zip(
-                c.step, c.samples, c.seconds, c.score, c.stderr, strict=True
-            ):
-                figures = [f"{samples:.0f}", f"{seconds:.1f}", f"{score:.6f}", f"{stderr:.6f}"]
-                writer.writerow([c.arm, c.seed, f"{step:.0f}", *figures])
-
-
-def read_csv(path: Path) -> list[Curve]:
-    """The curves of a ``curves.csv``."""
-    runs: dict[tuple[str, int], list[list[float]]] = {}
-    with path.open(newline="") as file:
-        for arm, seed, *figures in list(csv.reader(file))[1:]:
-            runs.setdefault((arm, int(seed)), []).append([float(x) for x in figures])
-    return [Curve(arm, seed, *np.array(rows).T) for (arm, seed), rows in runs.items()]
+def table_rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
+    """A row per evaluation of every run, columns as in :class:`Curve`."""
+    names = [field.name for field in dataclasses.fields(Curve)][2:]
+    return [
+        {"arm": c.arm, "seed": c.seed} | {name: float(getattr(c, name)[i]) for name in names}
+        for c in curves
+        for i in range(len(c.step))
+    ]
 
 
 def summary(out: Path) -> str:
@@ -297,22 +285,17 @@ def summary(out: Path) -> str:
         means = " | ".join(f"{c.gains[name].mean():+.1f}" for name in names)
         interval = "" if np.isnan(c.low) else f" ({c.low:+.1f} to {c.high:+.1f})"
         lines.append(f"| {c.axis} | all | | {means} | {c.difference:+.1f}{interval} |")
-    lines += [
-        "",
-        "The interval is 95 %, paired over seeds; that over the prompts of one seed, at the end of both arms:",
-        "",
-    ]
-    lines += [
-        "| seed | prompts | difference of the last checkpoints, 95 % over prompts | t | p (n512 not better) |",
-        "|---|---|---|---|---|",
-    ]
-    for a, b in zip(*(runs(out)[name] for name in names), strict=True):
-        d = scores.compare(*(evaluate.read(next(f.glob("eval/at_*"))) for f in (a, b)))["all"]
-        cells = f"{100 * d.difference:+.2f} ({100 * d.low:+.2f} to {100 * d.high:+.2f}) | {d.t:.2f} | {d.p:.2g}"
-        lines.append(f"| {a.parent.name.removeprefix('seed_')} | {d.prompts} | {cells} |")
-    return "\n".join(lines) + "\n"
+    lines += ["", "The interval is 95 %, paired over seeds. Over prompts, the last checkpoints of each seed:", ""]
+    ends = {
+        f"seed {a.parent.name.removeprefix('seed_')}, A = {names[0]}, B = {names[1]}": scores.compare(
+            *(evaluate.read(next(f.glob("eval/at_*"))) for f in (a, b))
+        )["all"]
+        for a, b in zip(*(runs(out)[name] for name in names), strict=True)
+    }
+    return "\n".join(lines) + "\n" + compare_lib.markdown(ends)
 
 
+@files.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs what is missing, then writes the results; returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -323,15 +306,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--fast", action="store_true", help="minutes instead of hours; the figures mean nothing")
     args = parser.parse_args(argv)
     size = FAST if args.fast else FULL
-    try:
-        for seed in args.seeds:
-            for arm in (stage(args.out, seed, size), *arms(args.out, seed, size)):
-                sweep.run([arm])
-                final_scores(arm, size.final_samples)
-        results = write_results(args.out)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    for seed in args.seeds:
+        for arm in (stage(args.out, seed, size), *arms(args.out, seed, size)):
+            sweep.run([arm])
+            final_scores(arm, size.final_samples)
+    results = write_results(args.out)
     print((results / "summary.md").read_text())
     print(f"Figure 1, tables and numbers: {results}")
     return 0

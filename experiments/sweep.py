@@ -27,6 +27,7 @@ from brorl_jax.commandline import load
 from brorl_jax.config_checks import check_override
 from brorl_jax.errors import UserError
 from brorl_jax.metrics import read_jsonl
+from experiments import files
 
 
 class Arm(NamedTuple):
@@ -40,10 +41,11 @@ class Arm(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        """The weights are exported, and no steps were added since."""
+        """It came to its end, export and report included, and no steps were added since."""
         rows, _ = read_jsonl(self.workdir / "metrics.jsonl")
         done = max((row["step"] for row in rows if isinstance(row.get("step"), int)), default=0)
-        return (done >= self.steps or self.may_stall) and (self.workdir / "model" / "config.json").exists()
+        last = ("model/config.json", "report.html")  # a report can also be asked for while it runs
+        return (done >= self.steps or self.may_stall) and all((self.workdir / name).exists() for name in last)
 
 
 def arm(name: str, base: str, overrides: Mapping[str, Any], workdir: Path) -> Arm:
@@ -128,6 +130,7 @@ def call(name: str, command: Sequence[str]) -> None:
         raise UserError(f"{name} ended with status {status}; the same command goes on from here")
 
 
+@files.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs or prints a sweep; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m experiments.sweep", description="Runs the arms of a sweep.")
@@ -138,28 +141,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--print", action="store_true", help="print the commands instead")
     parser.add_argument("--only", type=int, metavar="I", help="run the I-th printed command only, from 0")
     args, rest = parser.parse_known_args(argv)
-    try:
-        extra = {}
-        for item in rest:
-            path, equals, value = item.removeprefix("--config.").partition("=")
-            if not item.startswith("--config.") or not equals:
-                raise UserError(f"{item}: not an option; overrides are --config.<field>=<value>")
-            try:
-                extra[path] = json.loads(value)
-            except ValueError:
-                extra[path] = value
-        todo = arms(args.config, args.base, args.out, args.seeds, extra)
-        if args.only is not None:
-            if not 0 <= args.only < len(todo):
-                raise UserError(f"--only {args.only}: there are commands 0 to {len(todo) - 1}")
-            todo = todo[args.only : args.only + 1]
-        if args.print:
-            print("\n".join(shlex.join(a.command) for a in todo))
-        else:
-            run(todo)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    extra = {}
+    for item in rest:
+        path, equals, value = item.removeprefix("--config.").partition("=")
+        if not item.startswith("--config.") or not equals:
+            raise UserError(f"{item}: not an option; overrides are --config.<field>=<value>")
+        try:
+            extra[path] = json.loads(value)
+        except ValueError:
+            extra[path] = value
+    todo = arms(args.config, args.base, args.out, args.seeds, extra)
+    if args.only is not None:
+        if not 0 <= args.only < len(todo):
+            raise UserError(f"--only {args.only}: there are commands 0 to {len(todo) - 1}")
+        todo = todo[args.only : args.only + 1]
+    if args.print:
+        print("\n".join(shlex.join(a.command) for a in todo))
+    else:
+        run(todo)
     return 0
 
 

@@ -287,10 +287,11 @@ def _column(row: Mapping[str, Any], name: str) -> Any:
 
 
 def _cell(row: Mapping[str, Any], name: str) -> str:
+    value = _column(row, name)
     try:
-        return files.cell_text(_column(row, name))
+        return files.cell_text(value)
     except ValueError as error:
-        raise ValueError(str(error) if name not in row else f"field {name!r} {error}") from error
+        raise ValueError(f"field {name!r} {error}") from error
 
 
 def _question(row: Mapping[str, Any], spec: str) -> str:

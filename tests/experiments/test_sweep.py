@@ -95,6 +95,7 @@ def small(tmp_path, monkeypatch):
         (workdir / "metrics.jsonl").write_text(json.dumps({"step": steps}) + "\n")
         (workdir / "model").mkdir()
         (workdir / "model" / "config.json").write_text("")
+        (workdir / "report.html").write_text("")
         return Done(0)
 
     monkeypatch.setattr(sweep.subprocess, "run", run)

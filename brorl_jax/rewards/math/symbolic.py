@@ -168,27 +168,26 @@ def expression(text: str, log: str) -> Any:
 class _Sympy:
     """:class:`~brorl_jax.rewards.math.arithmetic.Values` as the library's parser would make them."""
 
-    def number(self, text: str) -> Any:
+    def __init__(self) -> None:
         import sympy
 
-        return sympy.Rational(text)
+        self._sympy = sympy
+
+    def number(self, text: str) -> Any:
+        return self._sympy.Rational(text)
 
     def letter(self, name: str) -> Any:
-        import sympy
-
-        return sympy.Symbol(_CAPITAL.sub(_marked, name) if len(name) == 1 else name[1:], real=True)
+        return self._sympy.Symbol(_CAPITAL.sub(_marked, name) if len(name) == 1 else name[1:], real=True)
 
     def constant(self, name: str) -> Any:
-        import sympy
-
-        return sympy.E if name == "e" else sympy.pi
+        return self._sympy.E if name == "e" else self._sympy.pi
 
     def function(self, name: str, x: Any) -> Any:
-        import sympy
-
         if name == r"\ln" and x.is_zero:
             raise arithmetic.UnreadError
-        return {r"\sin": sympy.sin, r"\cos": sympy.cos, r"\tan": sympy.tan, r"\ln": sympy.log}[name](x)
+        return {r"\sin": self._sympy.sin, r"\cos": self._sympy.cos, r"\tan": self._sympy.tan, r"\ln": self._sympy.log}[
+            name
+        ](x)
 
     def negative(self, x: Any) -> Any:
         return -x
