@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,11 @@ def build_model(config: Config, workdir: Path) -> Model:
         mesh = sharding.make_mesh(**config.mesh)
     except ValueError as error:
         raise UserError(str(error)) from error
-    cfg, tokenizer = model_and_tokenizer(config, workdir)
+    return model_of(config, *model_and_tokenizer(config, workdir), mesh)
+
+
+def model_of(config: Config, cfg: ModelConfig, tokenizer: Tokenizer | None, mesh: Mesh) -> Model:
+    """A model of a known shape; without a tokenizer, every id of the embedding counts as real."""
     dtype = jnp.dtype(config.model.param_dtype)
     where = sharding.weight_shardings(mesh, cfg)
     if config.model.path:
@@ -89,7 +93,7 @@ def build_model(config: Config, workdir: Path) -> Model:
         dtype=jnp.dtype(config.model.compute_dtype),
         remat=config.model.remat,
         head_chunk=config.model.head_chunk,
-        real_vocab=tokenizer.vocab_size if tokenizer.vocab_size < cfg.vocab_size else None,
+        real_vocab=tokenizer.vocab_size if tokenizer and tokenizer.vocab_size < cfg.vocab_size else None,
         temperature=config.rollout.temperature,
         sharding=sharding.slot_sharding(mesh),
     )
@@ -98,7 +102,7 @@ def build_model(config: Config, workdir: Path) -> Model:
         transformer.shapes(cfg),
         is_leaf=lambda x: isinstance(x, tuple),
     )
-    return Model(cfg, tokenizer, weights, shapes, compute, mesh)
+    return Model(cfg, cast(Tokenizer, tokenizer), weights, shapes, compute, mesh)
 
 
 def model_and_tokenizer(config: Config, workdir: Path) -> tuple[ModelConfig, Tokenizer]:
@@ -112,7 +116,7 @@ def model_and_tokenizer(config: Config, workdir: Path) -> tuple[ModelConfig, Tok
         cfg = hf.load_config(config.model.path, config.model.revision or None) if config.model.path else None
     except (FileNotFoundError, ValueError) as error:
         raise UserError(" ".join(str(error).split())) from error
-    cfg = cfg or _new_model(config, tokenizer.vocab_size)
+    cfg = cfg or new_model(config, tokenizer.vocab_size)
     if tokenizer.vocab_size > cfg.vocab_size:
         raise UserError(f"the tokenizer has {tokenizer.vocab_size} ids but the model embeds only {cfg.vocab_size}")
     return cfg, tokenizer
@@ -129,7 +133,8 @@ def _tokenizer(config: Config, workdir: Path) -> Tokenizer:
     return Tokenizer(directory, extra_stop_ids=extra)
 
 
-def _new_model(config: Config, vocab: int) -> ModelConfig:
+def new_model(config: Config, vocab: int) -> ModelConfig:
+    """The shape of ``model.new`` with a tokenizer of ``vocab`` ids."""
     new = {k: v for k, v in config.model.new.items() if k != "vocab_size"}
     return ModelConfig(
         **new,
