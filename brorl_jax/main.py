@@ -14,17 +14,19 @@ import pathlib
 from absl import app, flags, logging
 
 from brorl_jax import config as config_lib
-from brorl_jax import xla
+from brorl_jax import profiling, xla
 from brorl_jax.commandline import guarded, parser, print_dry_run
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", None, "Where the run is written, and resumed from.")
+flags.DEFINE_string("profile", "", "Steps to trace into <workdir>/profile, such as 3 or 3:5, both included.")
 
 
 def _finish(config: Config) -> None:
     config_lib.validate(config)
+    profiling.parse(FLAGS.profile, config.train.steps)
     if not FLAGS.dry_run and not FLAGS.workdir:
         raise UserError("--workdir is missing; name the folder of the run, or use --dry_run")
 
@@ -40,7 +42,8 @@ def run(_: list[str]) -> None:
 
     logging.set_verbosity(logging.WARNING)  # jax, orbax and tensorboardX talk at length
 
-    train.run(config, pathlib.Path(FLAGS.workdir))
+    steps = profiling.parse(FLAGS.profile, config.train.steps)
+    train.run(config, pathlib.Path(FLAGS.workdir), profile=steps)
 
 
 if __name__ == "__main__":

@@ -343,10 +343,17 @@ class PhaseTimer:
     ...     pass
     >>> sorted(timer.pop())
     ['time/rollout_s', 'time/step_s']
+
+    Args:
+        annotate: Entered for each phase with its name, such as ``jax.profiler.TraceAnnotation``.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter):
-        self._clock = clock
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        annotate: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ):
+        self._clock, self._annotate = clock, annotate
         self._seconds: dict[str, float] = {}
         self._since = clock()
 
@@ -355,7 +362,8 @@ class PhaseTimer:
         """Time a phase; a phase entered several times in a step is summed, also when its body raises."""
         start = self._clock()
         try:
-            yield
+            with self._annotate(phase):
+                yield
         finally:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + self._clock() - start
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import optax
 
 from brorl_jax import assemble, evaluate, warmup
@@ -116,7 +117,7 @@ def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> S
         set_advantages=assemble.advantage_setter(config),
         mass_balance=assemble.mass_balance(config, model),
         checkpointer=checkpointer,
-        timer=PhaseTimer(),
+        timer=PhaseTimer(annotate=jax.profiler.TraceAnnotation),
         stop=stop,
         **restored,
     )

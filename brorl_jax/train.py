@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from brorl_jax import assemble, batches, collect, evaluate, report
+from brorl_jax import assemble, batches, collect, evaluate, report, throughput
 from brorl_jax import config as config_lib
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError
@@ -24,6 +24,7 @@ from brorl_jax.learner import optim, reference
 from brorl_jax.learner import state as state_lib
 from brorl_jax.metrics import MetricLogger, RolloutWriter, plain, rss_gib
 from brorl_jax.models import hf
+from brorl_jax.profiling import Profiler
 from brorl_jax.progress import Progress
 from brorl_jax.rollout.api import request
 from brorl_jax.session import Session, open_session
@@ -35,8 +36,11 @@ Metrics = dict[str, float]
 Fates = list[tuple[Group, str]]  # groups and what became of them, for the rollout files
 
 
-def run(config: Config, workdir: Path) -> None:
+def run(config: Config, workdir: Path, *, profile: range = range(0)) -> None:
     """Trains ``config`` in ``workdir``, or continues the run found there, and writes its report.
+
+    Args:
+        profile: Steps to be traced, into ``<workdir>/profile``.
 
     Raises:
         UserError: Something the user can mend, in one line.
@@ -47,7 +51,7 @@ def run(config: Config, workdir: Path) -> None:
         try:
             session = open_session(config, workdir, stop, grader)
             with contextlib.closing(session.engine):
-                _loop(session)
+                _loop(session, Profiler(profile, workdir / "profile"))
         except Interrupted as signal:
             print(f"{signal}: stopped. The same command resumes the run in {workdir}.", file=sys.stderr)
             sys.exit(128 + signal.signum)
@@ -134,7 +138,7 @@ def _fates(collected: collect.Collected) -> Fates:
     return fates
 
 
-def _loop(s: Session) -> None:
+def _loop(s: Session, profiler: Profiler) -> None:
     """Steps until ``train.steps``, or a stall of held-out accuracy. A signal leaves a checkpoint of the last step."""
     config = s.config
     logger = MetricLogger(
@@ -147,7 +151,7 @@ def _loop(s: Session) -> None:
     logger.truncate_after(s.step or -1)  # the start is measured again unless a later checkpoint holds its result
     writer.truncate_after(s.step)
     total = config.train.steps
-    with logger, Progress(total, start=s.step, title=config.name, every=config.log.every) as progress:
+    with logger, profiler, Progress(total, start=s.step, title=config.name, every=config.log.every) as progress:
         if s.step:
             progress.note(f"resuming after step {s.step}")
         elif config.data.eval and config.eval.before_training:
@@ -158,7 +162,8 @@ def _loop(s: Session) -> None:
         s.grader.pop_metrics()  # of what came before the first step
         try:
             while s.step < total and not _stalled(s):
-                _record(s, *step(s), logger, writer, progress)
+                with profiler.step(s.step + 1):
+                    _record(s, *step(s), logger, writer, progress)
                 s.stop.check()
         except Interrupted:
             s.save()
@@ -177,7 +182,7 @@ def _record(
             metrics |= _evaluate(s)
         last = last or _stalled(s)
     writer.write(s.step, fates)
-    metrics |= s.grader.pop_metrics() | _costs(metrics, s.timer.pop())
+    metrics |= s.grader.pop_metrics() | _costs(s, metrics, [group for group, fate in fates if fate == "trained"])
     logger.write(s.step, metrics)
     # Last: what is logged beyond the newest checkpoint is set aside on a resume, what is missing stays missing.
     with s.timer("checkpoint"):
@@ -197,10 +202,12 @@ def _stalled(s: Session) -> bool:
     return reference.stalled(s.evals, s.config.train.stop_stalled)
 
 
-def _costs(metrics: Metrics, times: Metrics) -> Metrics:
-    """Seconds by phase, samples and response tokens generated per second of the whole step, host memory."""
+def _costs(s: Session, metrics: Metrics, trained: list[Group]) -> Metrics:
+    """Seconds by phase, samples and response tokens generated per second of the whole step, speed of the updates."""
+    times = s.timer.pop()
+    updates = throughput.of_updates(s.model.cfg, trained, times["time/update_s"], s.model.mesh)
     rates = {f"throughput/{what}_per_s": metrics[f"{what}/generated"] / times["time/step_s"] for what in COUNTED}
-    return times | rates | {"memory/rss_gib": rss_gib()}
+    return times | rates | updates | {"memory/rss_gib": rss_gib()}
 
 
 def _learning_rate(s: Session) -> float:

@@ -37,6 +37,7 @@ def command(*arguments: str, cwd: pathlib.Path, program: tuple[str, ...] = ("-m"
         ([QUICKSTART, "--workdir=run", "--config.rollout.n=1"], "config.rollout.n = 1: "),
         ([QUICKSTART, "--workdir=run", "--config.algo.updates_per_step", "5"], "config.algo.updates_per_step = 5: "),
         ([QUICKSTART, "--wokdir=run"], "Did you mean: workdir"),
+        ([QUICKSTART, "--workdir=run", "--profile=5:3"], "--profile=5:3: "),
         ([QUICKSTART, "--workdir=run", "stray"], "'stray' is not a flag"),
     ],
 )

@@ -75,7 +75,8 @@ EVERY_STEP = words(
     mismatch/mean mismatch/max mismatch/p99 mismatch/kl mismatch/ess
     optim/grad_norm optim/lr optim/skipped reference/reset
     time/rollout_s time/reward_s time/pack_s time/score_s time/update_s time/publish_s time/step_s
-    throughput/samples_per_s throughput/tokens_per_s memory/rss_gib
+    throughput/samples_per_s throughput/tokens_per_s throughput/update_tokens_per_s throughput/update_flops_per_s
+    memory/rss_gib
 """
 )
 
@@ -120,6 +121,8 @@ def test_figures_of_a_step_agree_with_its_rollouts(plain):
             rewards = [s["reward"] for s in trained if s["prompt_id"] == prompt]
             assert max(rewards) != min(rewards)
         assert row["throughput/samples_per_s"] == pytest.approx(len(samples) / row["time/step_s"])
+        speed = row["batch/tokens"] / row["time/update_s"]
+        assert row["throughput/update_tokens_per_s"] == pytest.approx(speed)
         assert 0.01 < row["memory/rss_gib"] < 64
 
 

@@ -40,6 +40,7 @@ def _chunked(hidden, weight, tokens, temperature, real_vocab, chunk):
     return _forward(hidden, weight, tokens, temperature, real_vocab, chunk)[0]
 
 
+@functools.partial(jax.named_call, name="head")
 def _forward(hidden, weight, tokens, temperature, real_vocab, chunk):
     def one(_, xs):
         h, t = xs
@@ -49,6 +50,7 @@ def _forward(hidden, weight, tokens, temperature, real_vocab, chunk):
     return (_join(logp), _join(entropy)), (hidden, weight, tokens, temperature, lse)
 
 
+@functools.partial(jax.named_call, name="head")
 def _backward(real_vocab, chunk, residuals, cotangents):
     hidden, weight, tokens, temperature, lse = residuals
     dtype = hidden.dtype

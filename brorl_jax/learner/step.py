@@ -141,28 +141,29 @@ def _loss(
     logp, entropy = _logp(params, cfg, micro, compute)
     mask, segments = micro.mask.reshape(-1), micro.segment_ids.reshape(-1)
     advantages, rollout_logp, old_logp, ref_logp = (getattr(micro, name).reshape(-1) for name in PER_TOKEN)
-    if objective.on_policy:
-        old_logp = jax.lax.stop_gradient(logp)
-    policy, aux = objective.policy(logp, old_logp, advantages, mask, segments)
-    policy = policy * objective.mismatch(old_logp, rollout_logp, mask, segments)
-    tokens, sequences = totals
-    weights = objective.weights(mask, segments, tokens=tokens, sequences=sequences, max_tokens=objective.max_tokens)
-    policy_loss = masked_sum(policy * weights, mask)
-    sums = {"loss/policy": policy_loss}
-    total = policy_loss
-    if objective.kl is not None:
-        kl = objective.kl(logp, ref_logp, mask)
-        kl_loss = objective.kl_coef * masked_sum(kl * weights, mask)
-        total = total + kl_loss
-        sums |= {"loss/kl": kl_loss, "policy/kl_ref": masked_sum(kl, mask) / tokens}
-    sums |= {
-        "loss/total": total,
-        "policy/entropy": masked_sum(entropy, mask) / tokens,
-        "policy/ratio_mean": masked_sum(aux["ratio"], mask) / tokens,
-        "policy/clip_low": masked_sum(aux["clipped_low"], mask) / tokens,
-        "policy/clip_high": masked_sum(aux["clipped_high"], mask) / tokens,
-    }
-    maxima = {"policy/ratio_max": jnp.max(aux["ratio"], where=mask, initial=0.0)}
+    with jax.named_scope("loss"):
+        if objective.on_policy:
+            old_logp = jax.lax.stop_gradient(logp)
+        policy, aux = objective.policy(logp, old_logp, advantages, mask, segments)
+        policy = policy * objective.mismatch(old_logp, rollout_logp, mask, segments)
+        tokens, sequences = totals
+        weights = objective.weights(mask, segments, tokens=tokens, sequences=sequences, max_tokens=objective.max_tokens)
+        policy_loss = masked_sum(policy * weights, mask)
+        sums = {"loss/policy": policy_loss}
+        total = policy_loss
+        if objective.kl is not None:
+            kl = objective.kl(logp, ref_logp, mask)
+            kl_loss = objective.kl_coef * masked_sum(kl * weights, mask)
+            total = total + kl_loss
+            sums |= {"loss/kl": kl_loss, "policy/kl_ref": masked_sum(kl, mask) / tokens}
+        sums |= {
+            "loss/total": total,
+            "policy/entropy": masked_sum(entropy, mask) / tokens,
+            "policy/ratio_mean": masked_sum(aux["ratio"], mask) / tokens,
+            "policy/clip_low": masked_sum(aux["clipped_low"], mask) / tokens,
+            "policy/clip_high": masked_sum(aux["clipped_high"], mask) / tokens,
+        }
+        maxima = {"policy/ratio_max": jnp.max(aux["ratio"], where=mask, initial=0.0)}
     return total, (sums, maxima, jnp.where(mask, logp, 0.0).reshape(micro.mask.shape))
 
 
@@ -226,7 +227,8 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics, Array]:
         grads, metrics, logp = gradient(state.params, batch)
-        params, opt_state, norm, skipped = apply_or_skip(optimizer, grads, state.opt_state, state.params)
+        with jax.named_scope("optimizer"):
+            params, opt_state, norm, skipped = apply_or_skip(optimizer, grads, state.opt_state, state.params)
         state = state._replace(
             params=params,
             opt_state=opt_state,

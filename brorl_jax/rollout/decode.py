@@ -80,6 +80,7 @@ def empty_cache(cfg: ModelConfig, slots: int, rows: int, prefix: int, window: in
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "dtype"), donate_argnames="cache")
+@functools.partial(jax.named_call, name="prefill")
 def insert_prompts(
     params: Params,
     cache: Cache,
@@ -174,6 +175,7 @@ def _step(layers: list[Params], params: Params, cfg: ModelConfig, cache: Cache, 
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "steps", "mode", "real_vocab", "dtype"), donate_argnames=("cache",))
+@functools.partial(jax.named_call, name="generation")
 def decode(
     params: Params,
     cache: Cache,

@@ -1,6 +1,7 @@
 """Closed-form model FLOPs: against sums by hand, and against what XLA counts in the real update."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -49,8 +50,8 @@ def test_closed_form_agrees_with_what_xla_counts(layout):
     weights = jax.eval_shape(lambda: transformer.init(jax.random.key(0), CFG))
     compute = Compute(head_chunk=4096)
     work = executed(layout, batch.prefix.shape[-1])
-    forward = make_score(CFG, compute).lower(weights, batch).cost_analysis()["flops"]
-    gradient = jax.jit(make_gradient(CFG, objective(), compute)).lower(weights, batch).cost_analysis()["flops"]
+    programs: list[Any] = [make_score(CFG, compute), jax.jit(make_gradient(CFG, objective(), compute))]
+    forward, gradient = (program.lower(weights, batch).cost_analysis()["flops"] for program in programs)
     # XLA adds what is not a matrix product: a few operations per score, activation and logit.
     assert 1 <= forward / flops.forward(CFG, work) < 1.1
     # The head computes its logits a second time on the way back.

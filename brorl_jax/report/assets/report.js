@@ -47,6 +47,8 @@ const SECTIONS = [
   ["Cost", [
     { title: "Time of a step", hint: "seconds by phase", stack: "time", format: format.seconds, clip: true },
     { title: "Throughput", hint: "response tokens per second", keys: ["throughput/tokens_per_s"], format: format.number, zero: true },
+    { title: "Update", hint: "trained tokens per second of updates", keys: ["throughput/update_tokens_per_s"], format: format.number, zero: true },
+    { title: "Model FLOPs utilisation", hint: "model FLOPs / (seconds of updates × devices × peak bfloat16 FLOP/s)", keys: ["throughput/mfu"], format: format.percent, zero: true },
     { title: "Memory", hint: "resident memory of the trainer, GiB", keys: ["memory/rss_gib"], format: format.number, zero: true },
   ]],
   ["Rollout servers", [
