@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, ArrayLike, Float, Int
 
+from brorl_jax.learner import offload
 from brorl_jax.learner.head import distributions, logp_and_entropy
 from brorl_jax.learner.optim import apply_or_skip
 from brorl_jax.learner.reduce import counts, masked_sum
@@ -231,13 +232,18 @@ def make_train_step(
     Args:
         placed: A state, or its shapes, with the shardings that every new state is to keep; needed on a mesh, where the
             compiler's own choice would move weights between updates, compile twice and give donated memory away.
+            What of the optimiser's state lies in the host's memory is on the device for its update only.
     """
     gradient = make_gradient(cfg, objective, compute)
+    where = None if placed is None else jax.tree.map(lambda x: x.sharding, placed)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics, Array]:
         grads, metrics, logp = gradient(state.params, batch)
         with jax.named_scope("optimizer"):
-            params, opt_state, norm, skipped = apply_or_skip(optimizer, grads, state.opt_state, state.params)
+            opt_state = state.opt_state
+            if where is not None and offload.any_on_host(where.opt_state):
+                opt_state = jax.device_put(opt_state, offload.on_device(where.opt_state))
+            params, opt_state, norm, skipped = apply_or_skip(optimizer, grads, opt_state, state.params)
         state = state._replace(
             params=params,
             opt_state=opt_state,
@@ -246,5 +252,4 @@ def make_train_step(
         )
         return state, metrics | {"optim/grad_norm": norm, "optim/skipped": skipped.astype(jnp.float32)}, logp
 
-    where = None if placed is None else jax.tree.map(lambda x: x.sharding, placed)
     return jax.jit(train_step, donate_argnums=0, out_shardings=(where, None, None))

@@ -6,7 +6,8 @@ values, but the log-sum-exp of ``jax.nn.dot_product_attention`` carries no gradi
 
 ``ATTENTION`` has the forms by name:
 
-- ``xla`` holds all scores, ``[rows, T, P + T]`` in float32: the fastest for short rows, and the reference for the others.
+- ``xla`` holds all scores, ``[rows, T, P + T]`` in float32: the fastest for short rows, and what the others are
+  compared with.
 - ``blockwise`` holds one block of scores at a time, see ``models.blockwise``.
 - ``cudnn`` is cuDNN's flash attention over the prefix and the row joined together: NVIDIA GPUs, bfloat16. It has no
   scores either, but an additive mask ``[rows, P + T, P + T]`` in bfloat16 for all heads together, and its gradient.

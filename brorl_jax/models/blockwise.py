@@ -57,8 +57,9 @@ def attend(
     q, k, v = (jnp.where(valid[..., None, None], x, 0) for x in (q, k, v))
     prefix_k, prefix_v = (jnp.where(visible[..., None, None], x, 0) for x in (prefix_k, prefix_v))
     grouped = (q * dim**-0.5).reshape(slots, rows, shards, length // shards, kv_heads, heads // kv_heads, dim)
+    shared = segment_ids.reshape(grouped.shape[:4])
     blocks: Blocks = (
-        (_split(grouped.transpose(0, 4, 1, 2, 3, 5, 6), 4, block), _split(segment_ids.reshape(grouped.shape[:4]), 3, block)),
+        (_split(grouped.transpose(0, 4, 1, 2, 3, 5, 6), 4, block), _split(shared, 3, block)),
         (*(_split(x.transpose(0, 3, 1, 2, 4), 3, block) for x in (k, v)), _split(segment_ids, 2, block)),
         (*(_split(x.transpose(0, 2, 1, 3), 2, block) for x in (prefix_k, prefix_v)), _split(visible, 1, block)),
     )  # fmt: skip

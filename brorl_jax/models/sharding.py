@@ -1,8 +1,8 @@
 """Where weights and batches live on a mesh: rules as data, from a weight's axes to the mesh's.
 
-Mesh axes: ``data`` (replicas), ``fsdp`` (parameters and optimiser split, gathered layer by layer), ``context`` (tokens of
-a row split, keys and values gathered), ``tensor`` (matrix products split). Batches are split over ``data`` and ``fsdp``
-along their slots.
+Mesh axes: ``data`` (replicas), ``fsdp`` (parameters and optimiser split, gathered layer by layer), ``context`` (tokens
+of a row split, keys and values gathered), ``tensor`` (matrix products split). Batches are split over ``data`` and
+``fsdp`` along their slots.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, context: int = 1) -
     wanted, devices = data * fsdp * context * tensor, jax.devices()
     if wanted > len(devices):
         raise ValueError(
-            f"mesh data={data} x fsdp={fsdp} x context={context} x tensor={tensor} needs {wanted} devices, this machine "
-            f"has {len(devices)}"
+            f"mesh data={data} x fsdp={fsdp} x context={context} x tensor={tensor} needs {wanted} devices, "
+            f"this machine has {len(devices)}"
         )
     return Mesh(np.asarray(devices[:wanted]).reshape(data, fsdp, context, tensor), MESH_AXES)
 

@@ -231,7 +231,8 @@ def forward_rows(
     columns = jnp.arange(prefix.shape[1])
     prefix_rope = rotary(cfg, jnp.broadcast_to(columns, prefix.shape))
     rope = rotary(cfg, positions)
-    attend_to = ATTENTION[attention](segment_ids, prefix_len, prefix.shape[1], block=attention_block, shards=where.shards)
+    bind = functools.partial(ATTENTION[attention], block=attention_block, shards=where.shards)
+    attend_to = bind(segment_ids, prefix_len, prefix.shape[1])
 
     def layer(carry: tuple[Array, Array], w: Params) -> tuple[tuple[Array, Array], None]:
         x_prefix, x = carry
