@@ -80,13 +80,18 @@ def update(size: Size, form: str) -> Result:
         1e-6, warmup_steps=0, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=1.0, moment_dtype=jnp.bfloat16
     )
     compute = Compute(jnp.bfloat16, "full", size.head_chunk, attention=form, attention_block=size.block)
-    train_step = make_train_step(cfg, ours.objective(response), compute, optimizer)
-    state = jax.jit(lambda: state_lib.create(transformer.init(jax.random.key(0), cfg), optimizer, reference=False))()
+    mesh = sharding.make_mesh()
+
+    def create() -> state_lib.TrainState:
+        return state_lib.create(transformer.init(jax.random.key(0), cfg), optimizer, reference=False)
+
+    state = jax.jit(create, out_shardings=sharding.like_weights(mesh, cfg, jax.eval_shape(create)))()
+    train_step = make_train_step(cfg, ours.objective(response), compute, optimizer, state)
     work = Work(n=size.n, prompt_tokens=size.prompt, response_tokens=response, vocab=size.vocab, micro_rows=1)
     groups = ours.made_up(work)
     for i, sample in enumerate(groups[0].samples):
         sample.status, sample.advantage = Status.TRUNCATED, 1.0 if i % 2 else -1.0
-    batch = pack_updates(groups, Layout(1, 1, response), 1, sharding.make_mesh())[0]
+    batch = pack_updates(groups, Layout(1, 1, response), 1, mesh)[0]
     plan = train_step.lower(state, batch).compile().memory_analysis()  # type: ignore[attr-defined]
     seconds, trained, norm = [], 0, 0.0
     for _ in range(size.steps + 2):
@@ -144,9 +149,9 @@ def compare_attention(size: Size, implementation: str) -> Result:
         found, out = jax.jit(jax.grad(total, argnums=range(5), has_aux=True))(*arrays)
         return [jnp.where((segments > 0)[..., None, None], out, 0.0), *found]
 
-    def xla(*arrays: Any) -> Any:
+    def xla(q: Any, k: Any, v: Any, prefix_k: Any, prefix_v: Any) -> Any:
         visible = jnp.arange(prefix) < lengths[:, None]
-        return attention.attend_with_prefix(*arrays[:3], attention.segment_mask(segments), *arrays[3:], visible)
+        return attention.attend_with_prefix(q, k, v, attention.segment_mask(segments), prefix_k, prefix_v, visible)
 
     def joined(q: Any, k: Any, v: Any, prefix_k: Any, prefix_v: Any) -> Any:
         return attention.attend_joined(q, k, v, segments, prefix_k, prefix_v, lengths, implementation=implementation)
@@ -186,10 +191,10 @@ def head(size: Size) -> Result:
         jax.ShapeDtypeStruct((tokens,), jnp.int32),
     )
     run = jax.jit(jax.grad(total, argnums=(0, 1)), static_argnums=3)
-    planned = {
-        name: run.lower(*arrays, chunk).compile().memory_analysis().temp_size_in_bytes
-        for name, chunk in (("chunked", size.head_chunk), ("whole", tokens))
-    }
+    planned: dict[str, int] = {}
+    for name, chunk in (("chunked", size.head_chunk), ("whole", tokens)):
+        plan: Any = run.lower(*arrays, chunk).compile().memory_analysis()
+        planned[name] = plan.temp_size_in_bytes
     wrong = [] if planned["chunked"] < planned["whole"] else ["the chunked head needs no less than the whole one"]
     return planned | {"logits_bytes": 4 * tokens * size.vocab, "wrong": wrong}
 

@@ -49,7 +49,14 @@ class Case:
 
 
 def cases(
-    base: Work, *, samples: int, ns: Iterable[int], tokens: int, ts: Iterable[int], vs: Iterable[int]
+    base: Work,
+    *,
+    samples: int,
+    ns: Iterable[int],
+    tokens: int,
+    ts: Iterable[int],
+    vs: Iterable[int],
+    ratios: Iterable[str] = RATIOS,
 ) -> list[Case]:
     """All cases.
 
@@ -65,7 +72,7 @@ def cases(
         found += [Case("T", f"{t} {attention}", work, attention) for attention in ("xla", "blockwise")]
     found += [Case("V", f"{v}", dataclasses.replace(base, vocab=v, n=min(base.n, 128))) for v in vs]
     whole = base.prompt_tokens + base.response_tokens
-    for ratio in RATIOS:
+    for ratio in ratios:
         above, _, below = ratio.partition("/")
         p = max(2, round(whole * int(above) / (int(above) + int(below or 1))))
         work = dataclasses.replace(base, n=base.micro_rows, prompt_tokens=p, response_tokens=whole - p)
@@ -162,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
         base = Work(
             n=8, micro_rows=4, prompt_tokens=8, response_tokens=8, vocab=32, layers=1, width=16, heads=2, ffn=16
         )
-        sizes: dict[str, Any] = {"samples": 8, "ns": (4, 8), "tokens": 64, "ts": (16,), "vs": (64,)}
+        sizes: dict[str, Any] = {"samples": 8, "ns": (8,), "tokens": 64, "ts": (16,), "vs": (64,), "ratios": ("1",)}
     else:
         base = Work(prompt_tokens=128, response_tokens=128)
         sizes = {"samples": 1024, "ns": (16, 32, 64, 128, 256, 512, 1024), "tokens": 16_384}

@@ -97,7 +97,8 @@ def _with_moments_in(adamw: optax.GradientTransformation, dtype: jnp.dtype) -> o
         return cast(adamw.init(params), lambda x, _: x.astype(dtype))
 
     def update(grads: PyTree, state: Any, params: PyTree = None) -> Any:
-        updates, new = adamw.update(grads, cast(state, lambda x, _: x.astype(jnp.float32)), params)
+        result: Any = adamw.update(grads, cast(state, lambda x, _: x.astype(jnp.float32)), params)
+        updates, new = result
         if dtype == jnp.float32:
             return updates, new
         key = jax.random.fold_in(jax.random.key(0), new[0].count)

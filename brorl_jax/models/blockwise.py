@@ -63,7 +63,7 @@ def attend(
         (*(_split(x.transpose(0, 3, 1, 2, 4), 3, block) for x in (k, v)), _split(segment_ids, 2, block)),
         (*(_split(x.transpose(0, 2, 1, 3), 2, block) for x in (prefix_k, prefix_v)), _split(visible, 1, block)),
     )  # fmt: skip
-    out = _attend(blocks, length // shards)
+    out: Any = _attend(blocks, length // shards)
     out = _join(out, 4, length // shards).transpose(0, 2, 3, 4, 1, 5, 6).reshape(q.shape)
     return jnp.where(valid[..., None, None], out, 0)
 
