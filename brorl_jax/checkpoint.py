@@ -1,7 +1,8 @@
 """Checkpoints with Orbax: everything a resume needs, written in the background, complete or absent.
 
-One checkpoint holds the learner's state, the groups carried into the next step, and a JSON record of the host's state
-(step, data position, last reference reset, evaluations). The last ``keep`` are kept, and the best by evaluation.
+One checkpoint holds the learner's state, the groups that are there for the next step (carried into it, or all of them
+where they are collected ahead), and a JSON record of the host's state (step, data position, last reference reset,
+evaluations). The last ``keep`` are kept, and the best by evaluation.
 """
 
 from __future__ import annotations

@@ -71,6 +71,11 @@ class Collected:
     rounds: int
     starved: bool
 
+    @property
+    def version(self) -> int:
+        """Of the weights that generated ``judged``; -1 if nothing was."""
+        return self.judged[0][0].samples[0].weight_version if self.judged else -1
+
 
 def graded(
     engine: Engine,

@@ -12,10 +12,11 @@ from typing import Any
 import jax
 import optax
 
-from brorl_jax import assemble, evaluate, warmup
+from brorl_jax import assemble, evaluate, overlap, warmup
 from brorl_jax import config as config_lib
 from brorl_jax.assemble import Model
 from brorl_jax.checkpoint import Checkpointer
+from brorl_jax.collect import Collected
 from brorl_jax.config import Config
 from brorl_jax.data.stream import PromptStream
 from brorl_jax.errors import UserError
@@ -39,6 +40,7 @@ class Session:
         state: The learner's state, on the mesh.
         step: Steps done.
         carried: Groups kept by the last step beyond its need.
+        ahead: The next step's groups where they were collected beside the last step's updates; with the carried ones.
         last_reset: Step of the last reference reset.
         evals: ``(step, held-out pass@1)`` of every evaluation.
     """
@@ -61,6 +63,7 @@ class Session:
     state: TrainState
     step: int = 0
     carried: list[Group] = dataclasses.field(default_factory=list)
+    ahead: Collected | None = None
     last_reset: int = 0
     evals: list[tuple[int, float]] = dataclasses.field(default_factory=list)
 
@@ -71,7 +74,10 @@ class Session:
     def save(self, score: float | None = None) -> None:
         """Checkpoints the run as it stands, unless that was done; ``score`` is this step's held-out pass@1, if any."""
         if self.checkpointer.latest != self.step:
-            self.checkpointer.save(self.step, self.state, self.carried, self.host_state(), score)
+            groups, host = self.carried, self.host_state()
+            if self.ahead is not None:
+                groups, host["ahead"] = overlap.to_record(self.ahead)
+            self.checkpointer.save(self.step, self.state, groups, host, score)
 
 
 def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> Session:
@@ -92,13 +98,7 @@ def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> S
         raise UserError(str(error)) from error
     optimizer = assemble.optimizer(config, assemble.learning_rate(config), config.optim.warmup_steps)
     checkpointer = Checkpointer(workdir, keep=config.checkpoint.keep)
-    make_state, placed = assemble.state_maker(
-        model,
-        optimizer,
-        reference=config.algo.kl.coef > 0,
-        offload_reference=config.model.offload_reference,
-        offload_optimizer=config.optim.offload,
-    )
+    make_state, placed = assemble.state_maker(model, optimizer, reference=config.algo.kl.coef > 0)
     restored = _restore(checkpointer, placed, prompts)
     _write_config(config, workdir, resuming=restored is not None)  # not before: a refused config leaves no trace
     if restored is None:
@@ -152,14 +152,16 @@ def _restore(checkpointer: Checkpointer, placed: TrainState, prompts: PromptStre
     if checkpointer.latest is None:
         return None
     try:
-        state, carried, host = checkpointer.restore(placed)
+        state, groups, host = checkpointer.restore(placed)
         prompts.restore(host["prompts"])
     except ValueError as error:
         raise UserError(f"cannot resume from {checkpointer.directory}: {error}") from error
     evals = [(int(step), float(score)) for step, score in host["evals"]]
+    ahead = overlap.from_record(groups, host["ahead"]) if "ahead" in host else None
     return {
         "state": state,
-        "carried": carried,
+        "carried": [] if ahead else groups,
+        "ahead": ahead,
         "step": host["step"],
         "last_reset": host["last_reset"],
         "evals": evals,

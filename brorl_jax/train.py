@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +16,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from brorl_jax import assemble, batches, collect, evaluate, report, throughput
+from brorl_jax import assemble, batches, collect, evaluate, overlap, report, throughput
 from brorl_jax import config as config_lib
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 from brorl_jax.interrupt import Interrupted, Stop
 from brorl_jax.learner import optim, reference
 from brorl_jax.learner import state as state_lib
-from brorl_jax.metrics import MetricLogger, RolloutWriter, plain, rss_gib
+from brorl_jax.metrics import MetricLogger, PhaseTimer, RolloutWriter, plain, rss_gib
 from brorl_jax.models import hf
 from brorl_jax.profiling import Profiler
 from brorl_jax.progress import Progress
@@ -60,17 +61,26 @@ def run(config: Config, workdir: Path, *, profile: range = range(0)) -> None:
 
 def step(s: Session) -> tuple[Metrics, Fates]:
     """One step, from the next prompts to published weights."""
-    config, timer = s.config, s.timer
-
     # 1. prompts, 2. rollouts, 3. rewards and 4. filter: in rounds, until enough groups are worth training on
-    position = s.prompts.state()
-    try:
-        collected = collect.collect(s.prompts.take, _generator(s), assemble.collection_rules(config), s.carried)
-    except Interrupted:
-        s.prompts.restore(position)  # nothing was updated: these prompts are still to come
-        raise
-    groups = collected.kept
+    collected = s.ahead or _collect(s, s.step, s.carried, s.timer, s.stop.check)
     metrics = collect.metrics(collected)
+    if s.config.rollout.overlap and s.step + 1 < s.config.train.steps:
+        ahead, figures = _update_and_collect(s, collected)
+    else:
+        ahead, figures = None, _update(s, collected)
+    metrics |= figures
+    s.carried, s.ahead, s.step = collected.carried, ahead, s.step + 1
+
+    # 8. publish: the next sample comes from the new weights
+    with s.timer("publish"):
+        s.engine.publish(s.state.params, int(s.state.updates))
+    return metrics | s.engine.metrics(), _fates(collected)
+
+
+def _update(s: Session, collected: collect.Collected) -> Metrics:
+    """Trains on the groups of a step."""
+    config, timer, groups = s.config, s.timer, collected.kept
+    metrics: Metrics = {}
 
     # 5. advantages, from the shaped rewards of all groups together
     s.set_advantages(groups, s.step)
@@ -79,11 +89,11 @@ def step(s: Session) -> tuple[Metrics, Fates]:
     several = config.algo.updates_per_step > 1  # even if a starved step has groups for one only
     with timer("pack"):
         layout, updates = assemble.layout(config), config.algo.updates_per_step
-        packed = batches.pack_updates(groups, layout, updates, s.model.mesh, version=int(s.state.updates))
+        packed = batches.pack_updates(groups, layout, updates, s.model.mesh, version=collected.version)
     with timer("score"):
         packed = [batches.add_scores(batch, s.score, s.state, old=several) for batch in packed]
 
-    # diagnostics of these rollouts, while the weights that drew them are there
+    # diagnostics of these rollouts, before the weights move
     every = config.diagnostics.mass_balance_every
     if every and s.step % every == 0:
         with timer("diagnose"):
@@ -102,18 +112,46 @@ def step(s: Session) -> tuple[Metrics, Fates]:
     old_logps = [old_logp for _, old_logp in results]
     metrics |= batches.mismatch_metrics(packed, old_logps)
     _check_mismatch(s, metrics, collected, lambda: batches.worst_samples(groups, packed, old_logps))
-
-    # 8. publish: the next sample comes from the new weights
-    with timer("publish"):
-        s.engine.publish(s.state.params, int(s.state.updates))
-    metrics |= s.engine.metrics()
-
-    s.carried, s.step = collected.carried, s.step + 1
-    return metrics, _fates(collected)
+    return metrics
 
 
-def _generator(s: Session) -> Any:
-    """The function from prompts to graded groups of this step; a prompt that comes again gets new seeds."""
+def _update_and_collect(s: Session, collected: collect.Collected) -> tuple[collect.Collected | None, Metrics]:
+    """``_update``, while the engine draws the next step's groups from the weights that this step begins with."""
+    version, timer = int(s.state.updates), PhaseTimer(annotate=jax.profiler.TraceAnnotation)
+
+    def work(check: Callable[[], None]) -> tuple[collect.Collected, float]:
+        ahead = _collect(s, s.step + 1, collected.carried, timer, check)
+        return ahead, timer.pop()["time/step_s"]
+
+    with overlap.background(work) as future:
+        metrics = _update(s, collected)
+        metrics["overlap/staleness"] = overlap.staleness(collected.kept, version)
+        started = time.perf_counter()
+        try:
+            with s.timer("rollout"):  # what the updates did not hide
+                ahead, seconds = future.result()
+        except Interrupted:  # by an engine that looks for signals itself; the loop stops once this step is recorded
+            return None, metrics
+        waited = time.perf_counter() - started
+    overlap.check_versions(ahead, version)
+    return ahead, metrics | {"overlap/collect_s": seconds, "overlap/hidden_s": seconds - waited}
+
+
+def _collect(
+    s: Session, step: int, carried: list[Group], timer: PhaseTimer, check: Callable[[], None]
+) -> collect.Collected:
+    """The groups of the step after ``step`` steps. Interrupted, it leaves the prompts as if it had not begun."""
+    position = s.prompts.state()
+    generate = _generator(s, step, timer, check)
+    try:
+        return collect.collect(s.prompts.take, generate, assemble.collection_rules(s.config), carried)
+    except Interrupted:
+        s.prompts.restore(position)  # nothing was updated: these prompts are still to come
+        raise
+
+
+def _generator(s: Session, step: int, timer: PhaseTimer, check: Callable[[], None]) -> Any:
+    """The function from prompts to graded groups of a step; a prompt that comes again gets new seeds."""
     config, sampling = s.config, assemble.training_sampling(s.config, s.model.tokenizer)
     seen: Counter[str] = Counter()
 
@@ -121,9 +159,9 @@ def _generator(s: Session) -> Any:
         requests = []
         for prompt in prompts:
             first = seen[prompt.id] * config.rollout.n
-            requests.append(request(prompt, config.rollout.n, run_seed=config.seed, step=s.step, first=first))
+            requests.append(request(prompt, config.rollout.n, run_seed=config.seed, step=step, first=first))
             seen[prompt.id] += 1
-        return collect.rollouts(s.engine, s.model.tokenizer, requests, sampling, s.grader, s.timer, s.stop.check)
+        return collect.rollouts(s.engine, s.model.tokenizer, requests, sampling, s.grader, timer, check)
 
     return generate
 

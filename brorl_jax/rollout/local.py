@@ -36,28 +36,43 @@ class LocalEngine:
         chunk: Tokens per row between two looks of the host; finished rows idle for less than this.
         real_vocab: Ids from here on are never sampled (padding of the embedding).
         dtype: Dtype of activations and caches.
+        copy: Sample with a copy of the published weights, whole and on one device. So they may be donated while
+            ``generate`` runs, and a program on several devices may run beside it, which could block for ever if both
+            had collectives.
     """
 
     def __init__(
-        self, cfg: ModelConfig, *, rows: int, chunk: int, real_vocab: int | None = None, dtype: Any = jnp.float32
+        self,
+        cfg: ModelConfig,
+        *,
+        rows: int,
+        chunk: int,
+        real_vocab: int | None = None,
+        dtype: Any = jnp.float32,
+        copy: bool = False,
     ) -> None:
         if rows < 1 or chunk < 1:
             raise ValueError(f"rollout.local.rows and rollout.local.chunk must be at least 1, got {rows} and {chunk}")
         self._cfg, self._rows, self._chunk, self._dtype = cfg, rows, chunk, jnp.dtype(dtype)
         self._real_vocab = cfg.vocab_size if real_vocab is None else real_vocab
+        self._copy = copy
         self._params: Any = None
         self._version = -1
         self._in_flight = 0  # calls of generate that have not ended
 
     def publish(self, params: Any, version: int) -> None:
-        """Samples with ``params`` from now on. Keeps a reference, or a copy in the engine's dtype if that differs.
+        """Samples with ``params`` from now on. Keeps a reference, unless asked to copy or to convert to its dtype.
 
         Raises:
             RuntimeError: A call of ``generate`` is still running: its samples would mix two versions.
         """
         if self._in_flight:
             raise RuntimeError(f"weights {version} published with {self._in_flight} calls of generate in flight")
-        self._params = jax.tree.map(lambda x: _once(x).astype(self._dtype), params)
+        if self._copy:
+            self._params = None  # first, so that there are never two
+            self._params = jax.tree.map(lambda x: _copied(x, self._dtype), params)
+        else:
+            self._params = jax.tree.map(lambda x: _once(x).astype(self._dtype), params)
         self._version = version
 
     def metrics(self) -> dict[str, float]:
@@ -95,6 +110,12 @@ class LocalEngine:
 def _once(x: jax.Array) -> jax.Array:
     """One of the copies of a replicated array: every device that holds one would do all of the work."""
     return x.addressable_data(0) if isinstance(x, jax.Array) and x.is_fully_replicated else x
+
+
+def _copied(x: jax.Array, dtype: Any) -> jax.Array:
+    """``x`` in memory of its own, on the first of its devices."""
+    whole = jax.device_put(x, min(x.devices(), key=lambda device: device.id))
+    return jnp.array(whole, dtype, copy=True)  # device_put shares a replica's memory, even with may_alias=False
 
 
 @dataclasses.dataclass(slots=True)

@@ -9,7 +9,7 @@ import pytest
 
 from brorl_jax.data.packing import Layout, pack
 from brorl_jax.learner.step import Compute, make_score
-from brorl_jax.models import transformer
+from brorl_jax.models import sharding, transformer
 from brorl_jax.models.config import ModelConfig
 from brorl_jax.rollout import decode, local, sampling
 from brorl_jax.rollout.api import Request, Sampling, sample_seed
@@ -355,6 +355,27 @@ def test_weights_may_not_change_under_a_request(params):
     e.publish(params, 2)
     list(e.generate([ask(5, 4), ask(9, 4)], Sampling(max_tokens=12)))
     e.publish(params, 3)
+
+
+def test_a_copy_is_whole_on_one_device_and_outlives_what_was_published(params):
+    """Weights split over two devices, gone in the middle of a call: as when an update is given them meanwhile."""
+    where = sharding.weight_shardings(sharding.make_mesh(fsdp=2), CFG)
+    wanted, how = [ask(5, 3), ask(7, 3)], Sampling(max_tokens=8)
+    expected = samples(engine(params, rows=3).generate(wanted, how))
+    for copy in (True, False):
+        published = jax.tree.map(jnp.copy, params)
+        published = jax.device_put(published, where) if copy else published
+        made = LocalEngine(CFG, rows=3, chunk=4, real_vocab=REAL, copy=copy)
+        made.publish(published, 1)
+        groups = made.generate(wanted, how)
+        found = [next(groups)]
+        jax.tree.map(lambda x: x.delete(), published)
+        if copy:
+            assert all(len(x.devices()) == 1 for x in jax.tree.leaves(made._params))
+            same(samples([*found, *groups]), expected)
+        else:
+            with pytest.raises((RuntimeError, ValueError), match="deleted"):
+                next(groups)
 
 
 def test_generating_without_weights_says_what_to_do(params):
