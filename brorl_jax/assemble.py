@@ -21,7 +21,7 @@ from brorl_jax.data import stream
 from brorl_jax.data.packing import Layout
 from brorl_jax.data.tokenizer import Tokenizer, train_tokenizer
 from brorl_jax.errors import UserError
-from brorl_jax.learner import advantages, kl, losses, mismatch, optim, reduce, shaping
+from brorl_jax.learner import advantages, kl, losses, mismatch, offload, optim, reduce, shaping
 from brorl_jax.learner import state as state_lib
 from brorl_jax.learner.state import TrainState
 from brorl_jax.learner.step import Compute, Objective, make_next_token
@@ -96,6 +96,8 @@ def model_of(config: Config, cfg: ModelConfig, tokenizer: Tokenizer | None, mesh
         real_vocab=tokenizer.vocab_size if tokenizer and tokenizer.vocab_size < cfg.vocab_size else None,
         temperature=config.rollout.temperature,
         sharding=sharding.slot_sharding(mesh),
+        attention=config.model.attention,
+        attention_block=config.model.attention_block,
     )
     shapes = jax.tree.map(
         lambda shape: jax.ShapeDtypeStruct(shape, dtype),
@@ -260,16 +262,25 @@ def sft_objective(config: Config) -> Objective:
 
 def optimizer(config: Config, lr: float, warmup_steps: int) -> optax.GradientTransformation:
     """AdamW with the moments, decay and clipping of ``optim``."""
-    names = ("b1", "b2", "eps", "weight_decay", "clip_norm")
+    names = ("b1", "b2", "eps", "weight_decay", "clip_norm", "moment_dtype")
     return optim.make_optimizer(lr, warmup_steps=warmup_steps, **{name: config.optim[name] for name in names})
 
 
 def state_maker(
-    model: Model, optimizer: optax.GradientTransformation, *, reference: bool
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    *,
+    reference: bool,
+    offload_reference: bool = False,
+    offload_optimizer: bool = False,
 ) -> tuple[Callable[[Any], TrainState], TrainState]:
     """Compiles the making of a fresh state from weights, born sharded; and its shapes, dtypes and places.
 
     The weights are donated.
+
+    Args:
+        offload_reference: Keep the reference in the host's memory; it visits the devices while it scores.
+        offload_optimizer: Keep the moments in the host's memory; they visit the devices for each update.
     """
 
     def create(weights: Any) -> TrainState:
@@ -277,6 +288,7 @@ def state_maker(
 
     shape = jax.eval_shape(create, model.shapes)
     where = sharding.like_weights(model.mesh, model.cfg, shape)
+    where = offload.place(where, shape, reference=offload_reference and reference, optimizer=offload_optimizer)
     placed = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shape, where)
     return jax.jit(create, out_shardings=where, donate_argnums=0), placed
 
@@ -295,7 +307,8 @@ def sft_layout(config: Config) -> Layout:
     """Shape of a warm-up micro-batch: one pair per slot, at most as many as an RL micro-batch has rows."""
     shards = config.mesh.data * config.mesh.fsdp
     slots = min(config.warmup.batch, config.batch.slots * config.batch.rows)
-    return Layout(-(-slots // shards) * shards, 1, config.rollout.max_tokens)
+    context = config.mesh.context
+    return Layout(-(-slots // shards) * shards, 1, -(-config.rollout.max_tokens // context) * context)
 
 
 def collection_rules(config: Config) -> Rules:

@@ -92,7 +92,9 @@ def add_scores(batch: Batch, score: Callable[..., Any], state: TrainState, *, ol
     if old:
         batch = batch._replace(old_logp=score(state.params, batch))
     if state.reference is not None:
-        batch = batch._replace(ref_logp=score(state.reference, batch))
+        # Beside the policy for as long as it scores, wherever it waits.
+        reference = jax.device_put(state.reference, jax.tree.map(lambda x: x.sharding, state.params))
+        batch = batch._replace(ref_logp=score(reference, batch))
     return batch
 
 

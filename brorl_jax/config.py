@@ -31,6 +31,7 @@ NEW_FAMILIES = ("qwen3", "llama")  # not qwen2: transformers would replace the p
 DTYPES = ("float32", "bfloat16")
 SANDBOXES = ("bwrap", "none")
 REMAT = ("none", "full", "dots")
+ATTENTIONS = ("xla", "blockwise", "cudnn")
 ANSWER_FORMATS = ("boxed", "tag", "hash", "answer_line", "code", "last_line", "whole", "final")
 VERIFIERS = (
     *("reasoning_gym", "reasoning_gym_strict", "exact", "numeric", "math", "choice", "code", "code_all"),
@@ -94,9 +95,12 @@ def default() -> Config:
     config.model.path = ""  # directory or hub id; empty: build model.new and train its tokenizer
     config.model.revision = ""  # hub branch, tag or commit; empty: the hub's default
     config.model.compute_dtype = "float32"  # of activations and matrix products; ours: float32 is the fast one on CPU
-    config.model.param_dtype = "float32"  # of stored parameters and optimiser moments; ours
+    config.model.param_dtype = "float32"  # of stored parameters; ours
     config.model.head_chunk = 1024  # tokens at a time in the language-model head, which never holds tokens x V; ours
     config.model.remat = "none"  # what the backward pass recomputes: none, full (each layer), dots (keep products)
+    config.model.attention = "xla"  # xla (all scores at once), blockwise, cudnn (GPU, bfloat16): docs/scale.md; ours
+    config.model.attention_block = 512  # queries and keys at a time in blockwise attention; ours
+    config.model.offload_reference = False  # the reference policy waits in the host's memory between scoring passes
     config.model.new = _section()  # architecture built when model.path is empty; ours, sized for two CPU cores
     config.model.new.family = "qwen3"
     config.model.new.hidden = 128  # width D
@@ -211,6 +215,8 @@ def default() -> Config:
     config.optim.b2 = 0.999
     config.optim.eps = 1e-8
     config.optim.weight_decay = 0.0  # decoupled, on matrices only; ours
+    config.optim.moment_dtype = "float32"  # of stored moments; bfloat16 is rounded at random, see docs/scale.md
+    config.optim.offload = False  # moments wait in the host's memory between updates
     config.optim.clip_norm = 1.0  # of the global gradient; 0 = off; ours (usual)
 
     config.batch = _section()  # shape [slots, rows, row_tokens] of a micro-batch, see types.Batch
@@ -253,9 +259,10 @@ def default() -> Config:
     config.log.wandb_project = ""  # empty: no Weights & Biases
     config.log.every = 1  # steps between two lines on the terminal
 
-    config.mesh = _section()  # devices = data * fsdp * tensor
+    config.mesh = _section()  # devices = data * fsdp * context * tensor
     config.mesh.data = 1  # replicas
     config.mesh.fsdp = 1  # shards of parameters and optimiser state; batches are split over data * fsdp
+    config.mesh.context = 1  # shards of each row's tokens, for long rows
     config.mesh.tensor = 1  # shards of each matrix product
 
     config.lock()
@@ -285,7 +292,7 @@ def derived(config: Config) -> dict[str, Any]:
         "max_sequence_tokens": config.data.max_prompt_tokens + config.rollout.max_tokens,
         "micro_batch_tokens": micro_tokens,
         "total_samples": samples * config.train.steps,
-        "devices": config.mesh.data * config.mesh.fsdp * config.mesh.tensor,
+        "devices": config.mesh.data * config.mesh.fsdp * config.mesh.context * config.mesh.tensor,
     }
 
 

@@ -26,6 +26,8 @@ CHOICES = {
     "model.compute_dtype": fields.DTYPES,
     "model.param_dtype": fields.DTYPES,
     "model.remat": fields.REMAT,
+    "model.attention": fields.ATTENTIONS,
+    "optim.moment_dtype": fields.DTYPES,
     "model.new.family": fields.NEW_FAMILIES,
     "rollout.engine": fields.ENGINES,
     "grading.sandbox": fields.SANDBOXES,
@@ -45,15 +47,15 @@ def _paths(text: str) -> list[str]:
 
 # Bounds of numbers.
 AT_LEAST_ONE = _paths(
-    """model.head_chunk model.new.hidden model.new.layers model.new.heads model.new.kv_heads model.new.ffn
-    data.max_prompt_tokens grading.cache
+    """model.head_chunk model.attention_block model.new.hidden model.new.layers model.new.heads model.new.kv_heads
+    model.new.ffn data.max_prompt_tokens grading.cache
     rollout.prompts_per_step rollout.max_tokens rollout.local.rows rollout.local.chunk filter.max_generation_batches
     rollout.sglang.in_flight rollout.sglang.attempts rollout.sglang.dead_after rollout.sglang.launch.port
     rollout.sglang.launch.tp rollout.sglang.launch.dp
     algo.updates_per_step optim.base_samples batch.slots batch.rows batch.row_tokens train.steps
     warmup.batch warmup.every
     diagnostics.min_visits diagnostics.max_depth
-    eval.samples checkpoint.keep log.every mesh.data mesh.fsdp mesh.tensor"""
+    eval.samples checkpoint.keep log.every mesh.data mesh.fsdp mesh.context mesh.tensor"""
 )
 AT_LEAST_ZERO = _paths(
     """seed grading.workers grading.memory_gib rollout.min_p algo.advantage_clip algo.dual_clip algo.kl.coef
@@ -469,3 +471,13 @@ def _check_batch(config: Config) -> None:
             batch.slots,
             f"slots are split over mesh.data * mesh.fsdp = {shards} devices; use a multiple of it",
         )
+    if batch.row_tokens % mesh.context:
+        _fail(
+            "batch.row_tokens",
+            batch.row_tokens,
+            f"a row is split over mesh.context = {mesh.context} devices; use a multiple of it",
+        )
+    if config.model.attention == "cudnn" and mesh.context > 1:
+        _fail("mesh.context", mesh.context, "attention 'cudnn' takes whole rows; use model.attention = 'blockwise'")
+    if config.model.attention == "cudnn" and config.model.compute_dtype != "bfloat16":
+        _fail("model.attention", "cudnn", "needs model.compute_dtype = 'bfloat16'; else use 'blockwise'")

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from benchmarks import grading, n_scaling, simulator, step
+from benchmarks import gpu, grading, n_scaling, scaling, simulator, step
 from benchmarks.contenders import work as shared
 from benchmarks.contenders.work import Work
 
@@ -222,3 +222,52 @@ def test_simulators_are_held_to_one_result(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(simulator, "AGREE", 0.0)
     assert simulator.main(tiny) == 1
     assert "Q_pos differs by more than 0.0" in (tmp_path / "simulator.md").read_text()
+
+
+# --- the update against its sizes, and on a GPU ---
+
+
+def test_scaling_varies_one_size_at_a_time_and_keeps_the_work():
+    base = Work(prompt_tokens=128, response_tokens=128)
+    made = scaling.cases(base, samples=1024, ns=(16, 1024), tokens=16_384, ts=(64, 4096), vs=(4096, 151_936))
+    assert len({case.name for case in made}) == len(made) == 2 + 4 + 2 + 8
+    by_part = {part: [case for case in made if case.part == part] for part in scaling.HEADINGS}
+    assert {case.work.samples for case in by_part["N"]} == {1024}
+    assert {case.work.tokens for case in by_part["T"]} == {16_384}
+    assert {case.work.rows * case.work.response_tokens for case in by_part["T"]} == {4096}
+    lengths = [(case.work.prompt_tokens, case.work.response_tokens) for case in by_part["P/R"]][::2]
+    assert lengths == [(205, 51), (128, 128), (51, 205), (10, 246)]
+
+
+def test_scaling_runs_only_what_is_missing_and_compares_repeated_with_shared():
+    base = Work(n=8, micro_rows=4, prompt_tokens=8, response_tokens=8)
+    made = scaling.cases(base, samples=8, ns=(4,), tokens=64, ts=(16,), vs=(64,))
+    asked, kept = [], []
+
+    def run(case):
+        asked.append(case.name)
+        slow = 3.0 if case.prompts == "repeated" else 1.0
+        return {
+            "seconds": [90.0, slow, 2 * slow, slow], "others_cores": 0.0, "rss_peak_gib": 1.0,
+            "trained_tokens": case.work.tokens - (case.part == "V"), "compiled_temp_bytes": 2**20,
+        }  # fmt: skip
+
+    done = scaling.measure(made, run, {}, kept.append)
+    assert asked == [case.name for case in made] and len(kept) == len(made)
+    assert scaling.measure(made, run, done, kept.append) == done and len(asked) == len(made)
+    assert done["N 4"]["ms_per_sample"] == 1000 / 8 and done["N 4"]["tokens_per_s"] == 64
+    page = scaling.table(made, done, "here")
+    assert "| 1 | 50.0 % | 3.00x | 1.00x |" in page and "| 4 | 81.2 % |" in page
+    assert "**V 64 is wrong:** trained 63 tokens instead of 64." in page and "Not a quiet machine" not in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [scaling, gpu], ids=["scaling", "gpu"])
+def test_scaling_and_gpu_run_in_tiny(script, tmp_path, capsys):
+    assert script.main(["--tiny", "--out", str(tmp_path)]) == 0, capsys.readouterr().out
+    if script is gpu:
+        found = json.loads((tmp_path / "gpu.json").read_text())["stages"]
+        assert found["step-blockwise"]["compilations"] == 1
+        assert found["step-blockwise"]["trained_tokens"] == gpu.TINY.n * (gpu.TINY.context - gpu.TINY.prompt)
+        same = [found[stage]["grad_norm"] for stage in ("step-blockwise", "step-cudnn")]
+        assert same[0] == pytest.approx(same[1], rel=0.05)

@@ -101,8 +101,9 @@ def test_typing_mistakes_in_a_config_file_cannot_add_fields():
         config.rollout.rows = 3
 
 
-NAMES = """model.compute_dtype model.param_dtype model.remat model.new.family rollout.engine algo.advantage
-    algo.normalise algo.loss algo.aggregation algo.kl.estimator algo.mismatch.kind optim.lr_rule"""
+NAMES = """model.compute_dtype model.param_dtype model.remat model.attention model.new.family rollout.engine
+    algo.advantage algo.normalise algo.loss algo.aggregation algo.kl.estimator algo.mismatch.kind
+    optim.lr_rule optim.moment_dtype"""
 
 
 @pytest.mark.parametrize("path", NAMES.split())
@@ -147,6 +148,12 @@ IMPOSSIBLE = [
     ([("shaping.cosine_coef", 0.1), ("shaping.cosine_min", 1.0)], "must be below cosine_max = 1.0"),
     ([("filter.min_valid", 0.0)], "config.filter.min_valid = 0.0: must lie in (0, 1]"),
     ([("mesh.data", 2), ("mesh.fsdp", 2)], "config.batch.slots = 1: slots are split over mesh.data * mesh.fsdp = 4"),
+    ([("mesh.context", 3)], "config.batch.row_tokens = 256: a row is split over mesh.context = 3 devices"),
+    ([("model.attention", "cudnn")], "config.model.attention = 'cudnn': needs model.compute_dtype = 'bfloat16'"),
+    (
+        [("model.attention", "cudnn"), ("mesh.context", 2)],
+        "config.mesh.context = 2: attention 'cudnn' takes whole rows",
+    ),
     ([("mesh.tensor", 0)], "config.mesh.tensor = 0: must be at least 1"),
     ([("model.new.kv_heads", 3)], "config.model.new.kv_heads = 3: must divide model.new.heads = 4"),
     ([("model.new.head_dim", 31)], "config.model.new.head_dim = 31: must be even"),

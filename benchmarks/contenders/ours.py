@@ -50,24 +50,28 @@ def model(work: Work) -> ModelConfig:
     )
 
 
+def objective(max_tokens: int) -> Objective:
+    """PPO clip over all tokens, one update per step, no reference."""
+    return Objective(
+        policy=losses.bind("ppo_clip", {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": 0.0}),
+        weights=reduce.get("token"),
+        mismatch=mismatch.get("none"),
+        kl=None,
+        kl_coef=0.0,
+        max_tokens=max_tokens,
+        on_policy=True,
+    )
+
+
 class Trainer:
     """Weights, optimiser and the compiled update."""
 
-    def __init__(self, work: Work, layout: Layout) -> None:
+    def __init__(self, work: Work, layout: Layout, compute: Compute) -> None:
         self.cfg, self.layout, self.mesh = model(work), layout, sharding.make_mesh()
         optimizer = optim.make_optimizer(
             work.learning_rate, warmup_steps=0, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=work.clip_norm
         )
-        objective = Objective(
-            policy=losses.bind("ppo_clip", {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": 0.0}),
-            weights=reduce.get("token"),
-            mismatch=mismatch.get("none"),
-            kl=None,
-            kl_coef=0.0,
-            max_tokens=work.response_tokens,
-            on_policy=True,
-        )
-        self.train_step = make_train_step(self.cfg, objective, Compute(), optimizer)
+        self.train_step = make_train_step(self.cfg, objective(work.response_tokens), compute, optimizer)
 
         def create() -> state_lib.TrainState:
             params = transformer.init(jax.random.key(0), self.cfg, jnp.float32)
@@ -92,10 +96,21 @@ def prompts(work: Work, step: int) -> list[Prompt]:
     return [one(i) for i in range(work.prompts)]
 
 
+def made_up(work: Work) -> list[Group]:
+    """Groups of random tokens."""
+    rng = np.random.default_rng(0)
+
+    def sample(i: int) -> Sample:
+        tokens = rng.integers(work.vocab, size=work.response_tokens, dtype=np.int32)
+        return Sample(i, i, tokens, np.zeros(len(tokens), np.float32), Finish.LENGTH, 0)
+
+    return [Group(p, [sample(i) for i in range(work.n)]) for p in prompts(work, 0)]
+
+
 def run(work: Work) -> None:
     """Whole steps."""
     rows = min(work.n, work.rows)
-    trainer = Trainer(work, Layout(slots=work.rows // rows, rows=rows, row_tokens=work.response_tokens))
+    trainer = Trainer(work, Layout(slots=work.rows // rows, rows=rows, row_tokens=work.response_tokens), Compute())
     before = jax.device_get(trainer.state.params)
     engine = LocalEngine(trainer.cfg, rows=work.samples, chunk=work.response_tokens)
     engine.publish(trainer.state.params, 0)
@@ -121,15 +136,8 @@ def run(work: Work) -> None:
 
 def run_memory(work: Work) -> None:
     """Two updates of made-up rollouts in micro-batches of one shape, whatever N is."""
-    trainer = Trainer(work, Layout(slots=1, rows=work.micro_rows, row_tokens=work.response_tokens))
-    rng = np.random.default_rng(0)
-
-    def sample(i: int) -> Sample:
-        tokens = rng.integers(work.vocab, size=work.response_tokens, dtype=np.int32)
-        return Sample(i, i, tokens, np.zeros(len(tokens), np.float32), Finish.LENGTH, 0)
-
-    groups = [Group(p, [sample(i) for i in range(work.n)]) for p in prompts(work, 0)]
-    batch = trainer.batch(groups, 0)
+    trainer = Trainer(work, Layout(slots=1, rows=work.micro_rows, row_tokens=work.response_tokens), Compute())
+    batch = trainer.batch(made_up(work), 0)
     update = trainer.train_step.lower(trainer.state, batch).compile()  # type: ignore[attr-defined]
     plan = update.memory_analysis()
     state = trainer.state

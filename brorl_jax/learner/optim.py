@@ -65,18 +65,57 @@ def make_optimizer(
     eps: float,
     weight_decay: float,
     clip_norm: float,
+    moment_dtype: Any = jnp.float32,
 ) -> optax.GradientTransformation:
     """Clipping by global norm (``clip_norm = 0``: none), then AdamW with the rate of ``lr_schedule`` [V1: constant].
 
-    Decoupled decay on matrices only (``decay_mask``), scaled by the learning rate as in PyTorch. Moments take the
-    dtype of the parameters: keep those in float32. Report the norm before clipping from ``apply_or_skip``.
+    Decoupled decay on matrices only (``decay_mask``), scaled by the learning rate as in PyTorch. Report the norm before
+    clipping from ``apply_or_skip``.
+
+    Args:
+        moment_dtype: Of the stored moments, float32 or bfloat16; the arithmetic is float32 either way.
     """
     if clip_norm < 0:
         raise ValueError(f"clip_norm must be >= 0 (0 turns clipping off), got {clip_norm}")
     adamw = optax.adamw(
         lr_schedule(lr, warmup_steps), b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decay_mask
     )
+    adamw = _with_moments_in(adamw, jnp.dtype(moment_dtype))
     return optax.chain(optax.clip_by_global_norm(clip_norm), adamw) if clip_norm else adamw
+
+
+def _with_moments_in(adamw: optax.GradientTransformation, dtype: jnp.dtype) -> optax.GradientTransformation:
+    """AdamW that stores its moments in ``dtype`` between updates."""
+
+    def cast(state: Any, convert: Callable[[Array, int], Array]) -> Any:
+        moments = state[0].mu, state[0].nu
+        leaves, treedef = jax.tree.flatten(moments)
+        mu, nu = jax.tree.unflatten(treedef, [convert(x, i) for i, x in enumerate(leaves)])
+        return (state[0]._replace(mu=mu, nu=nu), *state[1:])
+
+    def init(params: PyTree) -> Any:
+        return cast(adamw.init(params), lambda x, _: x.astype(dtype))
+
+    def update(grads: PyTree, state: Any, params: PyTree = None) -> Any:
+        result: Any = adamw.update(grads, cast(state, lambda x, _: x.astype(jnp.float32)), params)
+        updates, new = result
+        if dtype == jnp.float32:
+            return updates, new
+        key = jax.random.fold_in(jax.random.key(0), new[0].count)
+        return updates, cast(new, lambda x, i: round_randomly(x, jax.random.fold_in(key, i)))
+
+    return optax.GradientTransformation(init, update)  # type: ignore[arg-type]
+
+
+def round_randomly(x: Float[Array, "*b"], key: Array) -> Float[Array, "*b"]:
+    """float32 to one of its two neighbours in bfloat16, with the probabilities that keep its expectation.
+
+    Rounding to the nearest would freeze a moment: with ``b2 = 0.999`` it moves by a thousandth of itself per update,
+    and bfloat16 has steps of a hundred-and-twenty-eighth.
+    """
+    noise = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32) + noise  # a carry goes to the last bit that is kept
+    return jax.lax.bitcast_convert_type(bits & jnp.uint32(0xFFFF0000), jnp.float32).astype(jnp.bfloat16)
 
 
 def global_norm(tree: PyTree) -> Float[Array, ""]:

@@ -15,7 +15,7 @@ class TrainState(NamedTuple):
 
     Attributes:
         params: The policy's weights.
-        opt_state: The optimiser's moments and counters, in the weights' dtype.
+        opt_state: The optimiser's moments and counters.
         reference: Weights of the reference policy, or None where the objective has no KL term.
         updates: int32 ``[]``, updates tried; the version of the weights.
         skipped: int32 ``[]``, those skipped because the gradient was not finite.
@@ -41,7 +41,8 @@ def create(params: Any, optimizer: optax.GradientTransformation, *, reference: b
 
 def reset_reference(state: TrainState, optimizer: optax.GradientTransformation, *, reset_optimiser: bool) -> TrainState:
     """The reference becomes the present policy; [V1] forgets the optimiser's moments as well, [V2] keeps them."""
-    state = state._replace(reference=jax.tree.map(jnp.copy, state.params))
+    copies = jax.tree.map(jnp.copy, state.params)
+    state = state._replace(reference=jax.device_put(copies, jax.tree.map(lambda old: old.sharding, state.reference)))
     if not reset_optimiser:
         return state
     # Where the old one was, scalars included: otherwise the next update would be compiled again.

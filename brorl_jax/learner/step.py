@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, ArrayLike, Float, Int
 
+from brorl_jax.learner import offload
 from brorl_jax.learner.head import distributions, logp_and_entropy
 from brorl_jax.learner.optim import apply_or_skip
 from brorl_jax.learner.reduce import counts, masked_sum
 from brorl_jax.learner.state import TrainState
 from brorl_jax.models.config import ModelConfig
+from brorl_jax.models.placement import Placement
 from brorl_jax.models.transformer import forward_rows, unembed
 from brorl_jax.types import Batch
 
@@ -35,6 +37,8 @@ class Compute:
         real_vocab: Ids from here on are padding of the embedding; None: there are none.
         temperature: Of the rollouts; divides the logits.
         sharding: Of activations on a mesh, see ``models.transformer.forward_rows``; None: the compiler's choice.
+        attention: Form of attention, see ``models.attention.ATTENTION``.
+        attention_block: Queries and keys at a time in blockwise attention.
     """
 
     dtype: Any = jnp.float32
@@ -42,7 +46,9 @@ class Compute:
     head_chunk: int = 1024
     real_vocab: int | None = None
     temperature: float = 1.0
-    sharding: jax.sharding.Sharding | None = None
+    sharding: jax.sharding.NamedSharding | None = None
+    attention: str = "xla"
+    attention_block: int = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,20 +87,24 @@ def _micro(batch: Batch, i: Array) -> Batch:
 def _hidden(params: Any, cfg: ModelConfig, micro: Batch, compute: Compute) -> Float[Array, "S rows T D"]:
     return forward_rows(
         params, cfg, micro.prefix, micro.prefix_len, micro.inputs, micro.segment_ids, micro.positions,
-        compute_dtype=compute.dtype, remat=compute.remat, sharding=compute.sharding,
+        compute_dtype=compute.dtype, remat=compute.remat, attention=compute.attention,
+        attention_block=compute.attention_block, sharding=compute.sharding,
     )  # fmt: skip
 
 
 def _logp(params: Any, cfg: ModelConfig, micro: Batch, compute: Compute) -> tuple[Array, Array]:
     """Log-probability and entropy of every place of a micro-batch, flat."""
-    return logp_and_entropy(
-        _hidden(params, cfg, micro, compute).reshape(-1, cfg.hidden),
+    where = Placement(compute.sharding)
+    results = logp_and_entropy(
+        where.in_line(_hidden(params, cfg, micro, compute)),
         unembed(params),
-        micro.tokens.reshape(-1),
+        where.in_line(micro.tokens),
         temperature=compute.temperature,
         real_vocab=compute.real_vocab,
         chunk=compute.head_chunk,
     )
+    logp, entropy = (where.in_rows(x, *micro.tokens.shape).reshape(-1) for x in results)
+    return logp, entropy
 
 
 def make_score(cfg: ModelConfig, compute: Compute) -> Callable[[Any, Batch], Float[Array, "M S rows T"]]:
@@ -222,13 +232,18 @@ def make_train_step(
     Args:
         placed: A state, or its shapes, with the shardings that every new state is to keep; needed on a mesh, where the
             compiler's own choice would move weights between updates, compile twice and give donated memory away.
+            What of the optimiser's state lies in the host's memory is on the device for its update only.
     """
     gradient = make_gradient(cfg, objective, compute)
+    where = None if placed is None else jax.tree.map(lambda x: x.sharding, placed)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics, Array]:
         grads, metrics, logp = gradient(state.params, batch)
         with jax.named_scope("optimizer"):
-            params, opt_state, norm, skipped = apply_or_skip(optimizer, grads, state.opt_state, state.params)
+            opt_state = state.opt_state
+            if where is not None and offload.any_on_host(where.opt_state):
+                opt_state = jax.device_put(opt_state, offload.on_device(where.opt_state))
+            params, opt_state, norm, skipped = apply_or_skip(optimizer, grads, opt_state, state.params)
         state = state._replace(
             params=params,
             opt_state=opt_state,
@@ -237,5 +252,4 @@ def make_train_step(
         )
         return state, metrics | {"optim/grad_norm": norm, "optim/skipped": skipped.astype(jnp.float32)}, logp
 
-    where = None if placed is None else jax.tree.map(lambda x: x.sharding, placed)
     return jax.jit(train_step, donate_argnums=0, out_shardings=(where, None, None))

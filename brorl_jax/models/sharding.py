@@ -1,7 +1,8 @@
 """Where weights and batches live on a mesh: rules as data, from a weight's axes to the mesh's.
 
-Mesh axes: ``data`` (replicas), ``fsdp`` (parameters and optimiser split, gathered layer by layer), ``tensor`` (matrix
-products split). Batches are split over ``data`` and ``fsdp`` along their slots.
+Mesh axes: ``data`` (replicas), ``fsdp`` (parameters and optimiser split, gathered layer by layer), ``context`` (tokens
+of a row split, keys and values gathered), ``tensor`` (matrix products split). Batches are split over ``data`` and
+``fsdp`` along their slots.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from brorl_jax.models.config import ModelConfig
 from brorl_jax.models.transformer import shapes
 
-MESH_AXES = ("data", "fsdp", "tensor")
+MESH_AXES = ("data", "fsdp", "context", "tensor")  # the last one's devices are neighbours: it talks most
 BATCH_AXES = ("data", "fsdp")
+ROW_SPEC = PartitionSpec(BATCH_AXES, None, "context")  # of anything [S, rows, T, ...]
 
 RULES: dict[str, str | None] = {"layer": None, "model": "fsdp", "vocab": "tensor", "heads": "tensor", "ffn": "tensor"}
 
@@ -41,18 +43,19 @@ WEIGHT_AXES: dict[str, tuple[str | None, ...]] = {
 }
 
 
-def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
-    """A mesh over the first ``data * fsdp * tensor`` devices.
+def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, context: int = 1) -> Mesh:
+    """A mesh over the first ``data * fsdp * context * tensor`` devices.
 
     Raises:
         ValueError: There are fewer devices than that.
     """
-    wanted, devices = data * fsdp * tensor, jax.devices()
+    wanted, devices = data * fsdp * context * tensor, jax.devices()
     if wanted > len(devices):
         raise ValueError(
-            f"mesh data={data} x fsdp={fsdp} x tensor={tensor} needs {wanted} devices, this machine has {len(devices)}"
+            f"mesh data={data} x fsdp={fsdp} x context={context} x tensor={tensor} needs {wanted} devices, "
+            f"this machine has {len(devices)}"
         )
-    return Mesh(np.asarray(devices[:wanted]).reshape(data, fsdp, tensor), MESH_AXES)
+    return Mesh(np.asarray(devices[:wanted]).reshape(data, fsdp, context, tensor), MESH_AXES)
 
 
 def weight_shardings(mesh: Mesh, cfg: ModelConfig) -> Any:
@@ -84,13 +87,14 @@ def like_weights(mesh: Mesh, cfg: ModelConfig, tree: Any) -> Any:
 
 
 def slot_sharding(mesh: Mesh) -> NamedSharding:
-    """For activations ``[S, ...]``: slots over ``data`` and ``fsdp``, everything else whole."""
-    return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+    """For activations ``[S, rows, T, ...]``: slots over ``data`` and ``fsdp``, tokens over ``context``."""
+    return NamedSharding(mesh, ROW_SPEC)
 
 
 def batch_sharding(mesh: Mesh, ndim: int) -> NamedSharding:
-    """For arrays ``[M, S, ...]``: slots over ``data`` and ``fsdp``; scalars are replicated."""
-    return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES) if ndim >= 2 else PartitionSpec())
+    """For arrays ``[M, S]``, ``[M, S, P]`` or ``[M, S, rows, T]``, as ``slot_sharding``; scalars are replicated."""
+    spec = PartitionSpec(None, *ROW_SPEC) if ndim == 4 else PartitionSpec(None, BATCH_AXES)
+    return NamedSharding(mesh, spec if ndim >= 2 else PartitionSpec())
 
 
 def put_batch(mesh: Mesh, batch: Any) -> Any:

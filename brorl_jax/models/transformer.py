@@ -20,10 +20,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
-from brorl_jax.models.attention import attend, attend_with_prefix, segment_mask
+from brorl_jax.models.attention import ATTENTION, attend, segment_mask
 from brorl_jax.models.config import ModelConfig
+from brorl_jax.models.placement import Placement
 
 Params = dict[str, Any]
 Rotary = tuple[Float[Array, "*b T h2"], Float[Array, "*b T h2"]]
@@ -210,25 +212,27 @@ def forward_rows(
     *,
     compute_dtype: jnp.dtype = jnp.float32,
     remat: str = "none",
-    sharding: jax.sharding.Sharding | None = None,
+    attention: str = "xla",
+    attention_block: int = 512,
+    sharding: NamedSharding | None = None,
 ) -> Float[Array, "S rows T D"]:
     """Hidden states of packed responses, each attending to its slot's prefix (computed once) and to itself.
 
     Equal to ``forward`` on sequences that repeat the prefix before every response; ``prefix_len`` may be 0.
 
     Args:
-        sharding: Of activations, along their slots. Without it the compiler may follow the weights' instead, and give
-            every device all slots and a part of the width.
+        attention: ``xla``, ``blockwise`` or ``cudnn``, see ``models.attention``.
+        attention_block: Queries and keys at a time in ``blockwise``.
+        sharding: Of the rows, along slots and perhaps tokens; prompts are whole on every device that has their slot.
+            Without it the compiler may follow the weights' instead, and give every device all slots and a part of the
+            width.
     """
-
-    def place(x: Array) -> Array:
-        return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
-
+    where = Placement(sharding)
     columns = jnp.arange(prefix.shape[1])
-    visible = columns[None, :] < prefix_len[:, None]  # [S, P]
     prefix_rope = rotary(cfg, jnp.broadcast_to(columns, prefix.shape))
-    prefix_mask = segment_mask(visible.astype(jnp.int32))
-    rope, own_mask = rotary(cfg, positions), segment_mask(segment_ids)
+    rope = rotary(cfg, positions)
+    bind = functools.partial(ATTENTION[attention], block=attention_block, shards=where.shards)
+    attend_to = bind(segment_ids, prefix_len, prefix.shape[1])
 
     def layer(carry: tuple[Array, Array], w: Params) -> tuple[tuple[Array, Array], None]:
         x_prefix, x = carry
@@ -236,15 +240,16 @@ def forward_rows(
 
         def on_prefix(q: Array, k: Array, v: Array) -> Array:
             cached.extend((k, v))
-            return attend(q, k, v, prefix_mask)
+            return attend_to.prompts(q, k, v)
 
         def on_rows(q: Array, k: Array, v: Array) -> Array:
-            return attend_with_prefix(q, k, v, own_mask, cached[0], cached[1], visible)
+            return attend_to.rows(q, where.gather(k), where.gather(v), cached[0], cached[1])
 
-        x_prefix = place(block(w, cfg, x_prefix, prefix_rope, on_prefix))
-        return (x_prefix, place(block(w, cfg, x, rope, on_rows))), None
+        x_prefix = where.slots(block(w, cfg, x_prefix, prefix_rope, on_prefix))
+        return (x_prefix, where.rows(block(w, cfg, x, rope, on_rows))), None
 
-    start = tuple(place(params["embed"][tokens].astype(compute_dtype)) for tokens in (prefix, inputs))
+    embed = params["embed"]
+    start = where.slots(embed[prefix].astype(compute_dtype)), where.rows(embed[inputs].astype(compute_dtype))
     (_, x), _ = _scan(layer, start, params["layers"], remat)
     return rms_norm(x, params["final_norm"], cfg.rms_eps)
 

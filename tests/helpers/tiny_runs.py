@@ -97,9 +97,9 @@ def keep_programs(monkeypatch: Any) -> None:
     def next_token(cfg: Any, compute: Any) -> Any:
         return _kept(lambda: make_next_token(cfg, compute), ("next_token", cfg, compute))
 
-    def state_maker(model: Any, optimizer: Any, *, reference: bool, original: Any = assemble.state_maker) -> Any:
-        key = ("state", model.cfg, model.mesh, id(optimizer), reference)
-        return _kept(lambda: original(model, optimizer, reference=reference), key)
+    def state_maker(model: Any, optimizer: Any, *, original: Any = assemble.state_maker, **how: bool) -> Any:
+        key = ("state", model.cfg, model.mesh, id(optimizer), *sorted(how.items()))
+        return _kept(lambda: original(model, optimizer, **how), key)
 
     for name in ("objective", "sft_objective", "optimizer"):
         monkeypatch.setattr(assemble, name, memo(name, getattr(assemble, name)))

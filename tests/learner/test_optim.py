@@ -102,3 +102,62 @@ def test_global_norm_is_float32_for_half_precision():
 def test_negative_clip_is_refused():
     with pytest.raises(ValueError, match=r"clip_norm must be >= 0 .* got -1"):
         optim.make_optimizer(0.01, **SETTINGS | {"clip_norm": -1})
+
+
+# --- moments in bfloat16 ---
+
+
+def test_random_rounding_goes_to_a_neighbour_and_keeps_the_mean():
+    """A quarter of the way from 1 to 1 + 2^-7, the next bfloat16: up in a quarter of the cases, down in the rest."""
+    exact = jnp.float32([0.0, 1.0, -3.5, 2.0**-100])
+    np.testing.assert_array_equal(optim.round_randomly(exact, jax.random.key(0)), exact)
+    step = 2.0**-7
+    x = jnp.full(40_000, 1 + step / 4)
+    for sign in (1, -1):
+        out = optim.round_randomly(sign * x, jax.random.key(sign + 1))
+        assert out.dtype == jnp.bfloat16
+        out = np.asarray(out, np.float64)
+        assert {*out} == {sign, sign * (1 + step)}
+        up = np.mean(out != sign)
+        assert abs(up - 0.25) < 5 * np.sqrt(0.25 * 0.75 / len(out))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_moments_follow_the_gradient_in_either_dtype(dtype):
+    """600 updates with gradient 1 and b2 = 0.999, then 600 with 0.1: the second moment by its closed form.
+
+    Rounded to the nearest bfloat16 it would stand still at a sixteenth, where a thousandth is less than half a step.
+    """
+    optimizer = optim.make_optimizer(1e-3, **SETTINGS | {"b2": 0.999}, moment_dtype=dtype)
+    params = {"w": jnp.zeros(2048)}
+
+    def run(carry, gradient):
+        state, params = carry
+        params, state, _, _ = optim.apply_or_skip(optimizer, {"w": jnp.full(2048, gradient)}, state, params)
+        return (state, params), state[0].nu["w"].astype(jnp.float32).mean()
+
+    gradients = jnp.repeat(jnp.float32([1.0, 0.1]), 600)
+    (state, _), nu = jax.jit(lambda: jax.lax.scan(run, (optimizer.init(params), params), gradients))()
+    assert state[0].mu["w"].dtype == state[0].nu["w"].dtype == dtype
+    first = 1 - 0.999**600
+    np.testing.assert_allclose(nu[599], first, rtol=1e-2 if dtype == jnp.bfloat16 else 1e-4)
+    np.testing.assert_allclose(
+        nu[1199], 0.999**600 * first + 0.01 * first, rtol=1e-2 if dtype == jnp.bfloat16 else 1e-4
+    )
+    assert np.asarray(state[0].mu["w"], np.float32).mean() == pytest.approx(0.1, rel=1e-2)
+
+
+def test_the_first_update_is_the_same_in_either_dtype():
+    """The update is made before the moments are rounded; a skipped one rounds nothing."""
+    params, grads = tree(0), tree(1)
+    results = []
+    for dtype in (jnp.float32, jnp.bfloat16):
+        optimizer = optim.make_optimizer(0.01, **SETTINGS, moment_dtype=dtype)
+        step, state = step_function(optimizer), optimizer.init(params)
+        after, moved, _, _ = step(grads, state, params)
+        results.append(after)
+        bad = jax.tree.map(lambda g: g * jnp.nan, grads)
+        _, same, _, skipped = step(bad, moved, after)
+        assert skipped
+        jax.tree.map(np.testing.assert_array_equal, same, moved)
+    jax.tree.map(np.testing.assert_array_equal, *results)

@@ -60,20 +60,23 @@ def test_every_weight_fits_its_sharding(cfg, mesh):
 
 def test_a_mesh_of_too_many_devices_says_how_many_there_are():
     have = len(jax.devices())
-    with pytest.raises(ValueError, match=rf"data=3 x fsdp={have} x tensor=1 needs {3 * have} devices.* has {have}"):
+    with pytest.raises(
+        ValueError, match=rf"data=3 x fsdp={have} x context=1 x tensor=1 needs {3 * have} devices.* has {have}"
+    ):
         sharding.make_mesh(data=3, fsdp=have)
-    assert sharding.make_mesh(data=2, tensor=2).shape == {"data": 2, "fsdp": 1, "tensor": 2}
+    assert sharding.make_mesh(data=2, tensor=2).shape == {"data": 2, "fsdp": 1, "context": 1, "tensor": 2}
 
 
-def test_batches_are_split_along_their_slots():
-    mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
+def test_batches_are_split_along_their_slots_and_their_rows_tokens():
+    mesh = sharding.make_mesh(data=2, fsdp=2, context=2)
     batch = pack(tiny.random_groups([3] * 4), Layout(4, 2, 8), prefix=8)
     placed = sharding.put_batch(mesh, batch)
     tiny.assert_identical(placed, batch)
     assert placed.n_micro.sharding.is_fully_replicated
     for name in placed._fields[1:]:
         value = getattr(placed, name)
-        assert value.sharding.shard_shape(value.shape) == (value.shape[0], 1, *value.shape[2:]), name
+        rest = (2, 4) if value.ndim == 4 else value.shape[2:]
+        assert value.sharding.shard_shape(value.shape) == (value.shape[0], 1, *rest), name
 
 
 def test_everything_that_mirrors_the_weights_is_split_like_them():
@@ -106,7 +109,9 @@ def on_mesh(mesh, cfg, layout, chunk):
     return state, batch, make_train_step(cfg, tiny.objective(), compute, OPTIMIZER, state), where
 
 
-@pytest.mark.parametrize("mesh", [{"fsdp": 4}, {"data": 2, "tensor": 2}], ids=["fsdp4", "data2-tensor2"])
+@pytest.mark.parametrize(
+    "mesh", [{"fsdp": 4}, {"data": 2, "context": 2, "tensor": 2}], ids=["fsdp4", "data2-context2-tensor2"]
+)
 def test_updates_leave_the_state_in_place_and_compile_once(mesh):
     """Donated buffers are reused; a second update compiles nothing, nor does one after a reset."""
     state, batch, step, where = on_mesh(mesh, tiny.QWEN2, Layout(8, 1, 16), 16)

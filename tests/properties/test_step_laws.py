@@ -141,6 +141,29 @@ def test_sharding_changes_nothing(mesh):
     check(batch, compute=Compute(head_chunk=64, sharding=sharding.slot_sharding(mesh)), params=params)
 
 
+@pytest.mark.parametrize(
+    ("mesh", "attention"),
+    [
+        ({"data": 2, "context": 4}, "blockwise"),
+        ({"fsdp": 2, "context": 2, "tensor": 2}, "blockwise"),
+        ({"fsdp": 2, "context": 3}, "xla"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "-".join(f"{k}{v}" for k, v in x.items()),
+)
+def test_rows_split_over_devices_change_nothing(mesh, attention):
+    """Packed rows of 24 tokens whose segments cross from one device to the next, in blocks of 5 keys."""
+    mesh = sharding.make_mesh(**mesh)
+    params = jax.device_put(tiny.weights(), sharding.weight_shardings(mesh, tiny.QWEN2))
+    batch = sharding.put_batch(mesh, tiny.packed(groups(), Layout(4, 2, 24)))
+    where = sharding.slot_sharding(mesh)
+    compute = Compute(head_chunk=32, attention=attention, attention_block=5, sharding=where)
+    check(batch, compute=compute, params=params)
+
+
+def test_blockwise_attention_changes_nothing():
+    check(SEVERAL(groups()), compute=Compute(head_chunk=8, attention="blockwise", attention_block=3, remat="full"))
+
+
 @pytest.mark.parametrize("chunk", [1, 7, 10_000])
 def test_head_chunk_changes_nothing(chunk):
     check(ONE(groups()), compute=Compute(head_chunk=chunk))
