@@ -96,7 +96,7 @@ def default() -> Config:
     config.model.revision = ""  # hub branch, tag or commit; empty: the hub's default
     config.model.compute_dtype = "float32"  # of activations and matrix products; ours: float32 is the fast one on CPU
     config.model.param_dtype = "float32"  # of stored parameters; ours
-    config.model.head_chunk = 1024  # tokens at a time in the language-model head, which never holds tokens x V; ours
+    config.model.head_chunk = 1024  # tokens of a device at a time in the head, which never holds tokens x V; ours
     config.model.remat = "none"  # what the backward pass recomputes: none, full (each layer), dots (keep products)
     config.model.attention = "xla"  # xla (all scores at once), blockwise, cudnn (GPU, bfloat16): docs/scale.md; ours
     config.model.attention_block = 512  # queries and keys at a time in blockwise attention; ours

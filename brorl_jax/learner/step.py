@@ -33,7 +33,7 @@ class Compute:
     Attributes:
         dtype: Of activations and matrix products.
         remat: What the backward pass recomputes, see ``models.transformer.REMAT``.
-        head_chunk: Tokens at a time in the language-model head.
+        head_chunk: Tokens at a time in the language-model head, on each device.
         real_vocab: Ids from here on are padding of the embedding; None: there are none.
         temperature: Of the rollouts; divides the logits.
         sharding: Of activations on a mesh, see ``models.transformer.forward_rows``; None: the compiler's choice.
@@ -102,6 +102,7 @@ def _logp(params: Any, cfg: ModelConfig, micro: Batch, compute: Compute) -> tupl
         temperature=compute.temperature,
         real_vocab=compute.real_vocab,
         chunk=compute.head_chunk,
+        over=where.line,
     )
     logp, entropy = (where.in_rows(x, *micro.tokens.shape).reshape(-1) for x in results)
     return logp, entropy

@@ -41,6 +41,14 @@ class Placement:
             return x
         return self._constrain(x, self._axes[0], None, None, PartitionSpec.UNCONSTRAINED, None)
 
+    @property
+    def line(self) -> NamedSharding | None:
+        """Of tokens that ``in_line`` returns."""
+        if self._sharding is None:
+            return None
+        names = _names(self._axes[0]) + _names(self._axes[1])
+        return NamedSharding(self._sharding.mesh, PartitionSpec(names))
+
     def in_line(self, x: Array) -> Array:
         """``[S, rows, T, ...]`` as ``[S * rows * T, ...]``, each device's tokens in one stretch."""
         if self.shards == 1:
@@ -49,7 +57,7 @@ class Placement:
         split = self._slots, slots // self._slots, rows, self.shards, length // self.shards
         x = x.reshape(*split, *x.shape[3:])
         x = x.transpose(0, 3, 1, 2, 4, *range(5, x.ndim)).reshape(slots * rows * length, *x.shape[5:])
-        return self._constrain(x, tuple(_names(self._axes[0]) + _names(self._axes[1])))
+        return jax.lax.with_sharding_constraint(x, self.line)
 
     def in_rows(self, x: Array, slots: int, rows: int, length: int) -> Array:
         """The other way round, for one number per token."""

@@ -72,7 +72,7 @@ class LocalEngine:
             self._params = None  # first, so that there are never two
             self._params = jax.tree.map(lambda x: _copied(x, self._dtype), params)
         else:
-            self._params = jax.tree.map(lambda x: _once(x).astype(self._dtype), params)
+            self._params = jax.tree.map(lambda x: x.astype(self._dtype), _once(params))
         self._version = version
 
     def metrics(self) -> dict[str, float]:
@@ -107,9 +107,12 @@ class LocalEngine:
             self._in_flight -= 1
 
 
-def _once(x: jax.Array) -> jax.Array:
-    """One of the copies of a replicated array: every device that holds one would do all of the work."""
-    return x.addressable_data(0) if isinstance(x, jax.Array) and x.is_fully_replicated else x
+def _once(params: Any) -> Any:
+    """Replicated weights on one of their devices: each would do all of the work. Split ones stay as they are."""
+    leaves = jax.tree.leaves(params)
+    if all(isinstance(x, jax.Array) and x.is_fully_replicated for x in leaves):
+        return jax.tree.map(lambda x: x.addressable_data(0), params)
+    return params
 
 
 def _copied(x: jax.Array, dtype: Any) -> jax.Array:

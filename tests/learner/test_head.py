@@ -127,4 +127,4 @@ def test_gradient_is_that_of_automatic_differentiation():
 def test_chunks_are_of_one_size_and_none_is_mostly_padding(count, chunk, size):
     hidden, tokens = jnp.zeros((count, D)), jnp.zeros(count, jnp.int32)
     jaxpr = str(jax.make_jaxpr(lambda h: logp_and_entropy(h, WEIGHT, tokens, chunk=chunk))(hidden))
-    assert f"f32[{size},{V}]" in jaxpr and f"f32[{count},{V}]" not in jaxpr.replace(f"f32[{size},{V}]", "")
+    assert f"f32[1,{size},{V}]" in jaxpr and f"{count},{V}]" not in jaxpr.replace(f"{size},{V}]", "")

@@ -132,13 +132,30 @@ def test_each_device_computes_its_share():
 
     Left to itself the compiler gives every device the whole head, and under fsdp all tokens and an eighth of the width.
     """
-    slots, tokens, chunk, vocab = 8, 16, 64, tiny.VOCAB
+    slots, tokens, vocab = 8, 16, tiny.VOCAB
     products = {}
     for name, mesh in {"one": {}, "data": {"data": 8}, "fsdp": {"fsdp": 8}}.items():
-        state, batch, step, _ = on_mesh(mesh, tiny.QWEN2, Layout(slots, 1, tokens), chunk)
+        state, batch, step, _ = on_mesh(mesh, tiny.QWEN2, Layout(slots, 1, tokens), slots * tokens)
         text = step.lower(state, batch).compile().as_text()
         products[name] = sorted(re.findall(r"= f32\[([\d,]+)\]\S* dot\(", text))
-    assert {f"{chunk},{vocab}", f"{slots * tokens},24"} <= set(products["one"])
-    assert {f"{chunk // 8},{vocab}", f"{tokens},24"} <= set(products["data"])
-    assert not any(shape.startswith((f"{slots * tokens},", f"{chunk},", f"{slots},2,")) for shape in products["data"])
+    assert {f"{slots * tokens},{vocab}", f"{slots * tokens},24"} <= set(products["one"])
+    assert {f"{tokens},{vocab}", f"{tokens},24"} <= set(products["data"])
+    assert not any(shape.startswith((f"{slots * tokens},", f"{slots},2,")) for shape in products["data"])
     assert products["fsdp"] == products["data"]
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [{"fsdp": 4}, {"data": 2, "context": 2, "tensor": 2}],
+    ids=["fsdp4", "data2-context2-tensor2"],
+)
+def test_the_gradient_of_the_head_is_summed_over_devices_once(mesh):
+    """Not chunk by chunk: the loops over chunks, forward and backward, hold no collective."""
+    chunk = 8
+    state, batch, step, _ = on_mesh(mesh, tiny.QWEN2, Layout(8, 1, 16), chunk)
+    text = step.lower(state, batch).compile().as_text()
+    heads = re.findall(r'body=%?([\w.\-]+), .*op_name="[^"]*\(head\)+/while', text)
+    assert len(heads) == 2, "one loop forward, one backward"
+    body = "\n".join(re.search(rf"^%?{re.escape(name)} \(.*?^}}", text, re.M | re.S)[0] for name in heads)
+    assert f"[{chunk}," in body
+    assert not re.search(r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)", body)

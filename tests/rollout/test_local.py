@@ -378,6 +378,17 @@ def test_a_copy_is_whole_on_one_device_and_outlives_what_was_published(params):
                 next(groups)
 
 
+def test_weights_split_over_a_mesh_are_sampled_from_where_they_are(params):
+    """Norms are replicated there, matrices split: all on the same devices, or no program takes them."""
+    where = sharding.weight_shardings(sharding.make_mesh(data=2, fsdp=2, tensor=2), CFG)
+    wanted, how = [ask(5, 3), ask(7, 3)], Sampling(max_tokens=8)
+    expected = samples(engine(params, rows=3).generate(wanted, how))
+    made = LocalEngine(CFG, rows=3, chunk=4, real_vocab=REAL)
+    made.publish(jax.device_put(params, where), 1)
+    assert {len(x.devices()) for x in jax.tree.leaves(made._params)} == {8}
+    same(samples(made.generate(wanted, how)), expected)
+
+
 def test_generating_without_weights_says_what_to_do(params):
     with pytest.raises(RuntimeError, match="call publish"):
         next(LocalEngine(CFG, rows=4, chunk=4).generate([ask(5, 1)], Sampling()))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import jax
@@ -73,6 +75,44 @@ def test_sampled_first_tokens_are_of_one_distribution(engines):
     table = np.column_stack([table[:, often], table[:, ~often].sum(1)])
     assert often.sum() >= 10 and table.sum() == 2 * n
     assert stats.chi2_contingency(table[:, table.sum(0) > 0]).pvalue > 1e-4
+
+
+# --- a real router ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def router(real_qwen3, tmp_path):
+    """(its address, its one server's), once it knows the server."""
+    port, metrics, log = cases.free_port(), cases.free_port(), tmp_path / "router.log"
+    command = [cases.sglang_python(), "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", port]
+    command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", metrics, "--worker-urls", real_qwen3.spec.url]
+    with log.open("wb") as out:
+        process = subprocess.Popen([*map(str, command)], stdout=out, stderr=subprocess.STDOUT)
+
+    def known():
+        assert process.poll() is None, log.read_text()[-2000:]
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/workers", timeout=5) as answer:
+                return json.load(answer)["workers"]
+        except OSError:
+            return []
+
+    try:
+        cases.wait_for(known, "the router to know its server", timeout=600.0)
+        yield f"http://127.0.0.1:{port}", real_qwen3.spec.url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_router_is_asked_for_its_servers_which_are_then_called_directly(router, tmp_path):
+    at, server = router
+    params, wanted = cases.random_weights(cases.QWEN3, seed=5), cases.requests(2, 4)
+    with cases.engine((), tmp_path / "weights", router=at, start_timeout_s=600.0) as engine:
+        engine.publish(params, 4)  # the router has no route for this
+        groups = list(engine.generate(wanted, cases.sampling()))
+        assert [w.url for w in engine._pool.workers] == [server]
+    assert {s.weight_version for g in groups for s in g.samples} == {4} and len(groups) == 2
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
