@@ -293,6 +293,19 @@ def state_maker(
     return jax.jit(create, out_shardings=where, donate_argnums=0), placed
 
 
+def training_state_maker(
+    config: Config, model: Model, optimizer: optax.GradientTransformation
+) -> tuple[Callable[[Any], TrainState], TrainState]:
+    """``state_maker`` for the state that RL trains: with a reference where there is a KL term, placed as asked for."""
+    return state_maker(
+        model,
+        optimizer,
+        reference=config.algo.kl.coef > 0,
+        offload_reference=config.model.offload_reference,
+        offload_optimizer=config.optim.offload,
+    )
+
+
 def learning_rate(config: Config) -> float:
     """``optim.lr`` scaled to this run's samples per step."""
     return config_lib.derived(config)["learning_rate"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Device:
     """One kind of accelerator.
 
@@ -35,42 +35,60 @@ class Device:
 # NVLink is given both ways together: 900 GB/s are 450 each way. Network: one 400 Gb/s card for each GPU (A100: 200).
 DEVICES = {
     "b200": Device(
-        ("NVIDIA B200",),
-        2250e12,
-        180e9,
-        8e12,
-        1125e12,
-        8,
-        900e9,
-        50e9,
-        "NVIDIA DGX B200 data sheet, an eighth of a machine",
+        kinds=("NVIDIA B200",),
+        flops=2250e12,
+        memory=180e9,
+        bandwidth=8e12,
+        float32=1125e12,
+        node=8,
+        link=900e9,
+        network=50e9,
+        source="NVIDIA DGX B200 data sheet, an eighth of a machine",
     ),
     "h200": Device(
-        ("NVIDIA H200",), 989.5e12, 141e9, 4.8e12, 494.7e12, 8, 450e9, 50e9, "NVIDIA H200 data sheet, SXM; DGX H200"
+        kinds=("NVIDIA H200",),
+        flops=989.5e12,
+        memory=141e9,
+        bandwidth=4.8e12,
+        float32=494.7e12,
+        node=8,
+        link=450e9,
+        network=50e9,
+        source="NVIDIA H200 data sheet, SXM; DGX H200",
     ),
     "h100": Device(
-        ("NVIDIA H100 80GB HBM3",),
-        989.5e12,
-        80e9,
-        3.35e12,
-        494.7e12,
-        8,
-        450e9,
-        50e9,
-        "NVIDIA H100 data sheet, SXM; DGX H100",
+        kinds=("NVIDIA H100 80GB HBM3",),
+        flops=989.5e12,
+        memory=80e9,
+        bandwidth=3.35e12,
+        float32=494.7e12,
+        node=8,
+        link=450e9,
+        network=50e9,
+        source="NVIDIA H100 data sheet, SXM; DGX H100",
     ),
     "a100": Device(
-        ("NVIDIA A100-SXM4-80GB",),
-        312e12,
-        80e9,
-        2.039e12,
-        156e12,
-        8,
-        300e9,
-        25e9,
-        "NVIDIA A100 80GB data sheet, SXM; DGX A100",
+        kinds=("NVIDIA A100-SXM4-80GB",),
+        flops=312e12,
+        memory=80e9,
+        bandwidth=2.039e12,
+        float32=156e12,
+        node=8,
+        link=300e9,
+        network=25e9,
+        source="NVIDIA A100 80GB data sheet, SXM; DGX A100",
     ),
-    "cpu": Device((), 69e9, 24e9, 21.5e9, 69e9, 1, 21.5e9, 1e9, "two cores of an AMD EPYC, measured: docs/scale.md"),
+    "cpu": Device(
+        kinds=(),
+        flops=86e9,
+        memory=24e9,
+        bandwidth=23e9,
+        float32=86e9,
+        node=1,
+        link=23e9,
+        network=1e9,
+        source="two cores of an AMD EPYC, measured: docs/scale.md",
+    ),
 }
 
 

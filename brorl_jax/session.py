@@ -98,13 +98,7 @@ def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> S
         raise UserError(str(error)) from error
     optimizer = assemble.optimizer(config, assemble.learning_rate(config), config.optim.warmup_steps)
     checkpointer = Checkpointer(workdir, keep=config.checkpoint.keep)
-    make_state, placed = assemble.state_maker(
-        model,
-        optimizer,
-        reference=config.algo.kl.coef > 0,
-        offload_reference=config.model.offload_reference,
-        offload_optimizer=config.optim.offload,
-    )
+    make_state, placed = assemble.training_state_maker(config, model, optimizer)
     restored = _restore(checkpointer, placed, prompts)
     _write_config(config, workdir, resuming=restored is not None)  # not before: a refused config leaves no trace
     if restored is None:

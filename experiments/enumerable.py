@@ -141,7 +141,7 @@ class Arm:
         shapes = jax.eval_shape(lambda: weights(0))
         self.model = assemble.Model(CFG, Digits(), lambda: None, shapes, compute, mesh)  # pyright: ignore
         self.optimizer = assemble.optimizer(fixed, assemble.learning_rate(fixed), 0)
-        self.make_state, placed = assemble.state_maker(self.model, self.optimizer, reference=fixed.algo.kl.coef > 0)
+        self.make_state, placed = assemble.training_state_maker(fixed, self.model, self.optimizer)
         self.train_step = make_train_step(CFG, assemble.objective(fixed), compute, self.optimizer, placed)
         self.score = make_score(CFG, compute)
 

@@ -8,13 +8,14 @@ own tokens and sums its own gradient of the weights; the sum over devices is tak
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
+
+from brorl_jax.models.placement import size
 
 
 def _logits(
@@ -121,7 +122,7 @@ def logp_and_entropy(
     Returns:
         ``(logp, entropy)``, float32, entropy in nats.
     """
-    shards = 1 if over is None else math.prod(over.mesh.shape[name] for name in over.spec[0])
+    shards = 1 if over is None else size(over, over.spec[0])
     count = tokens.shape[0] // shards
     chunks = -(-count // chunk)
     chunk = -(-count // chunks)  # chunks of one size, with as little padding as there can be

@@ -20,7 +20,7 @@ class Placement:
         self._sharding, self.shards, self._slots = sharding, 1, 1
         if sharding is not None:
             over = (*sharding.spec, None, None, None)
-            self.shards, self._slots = _size(sharding, over[2]), _size(sharding, over[0])
+            self.shards, self._slots = size(sharding, over[2]), size(sharding, over[0])
             self._axes = over[0], over[2]
 
     def _constrain(self, x: Array, *spec: object) -> Array:
@@ -71,5 +71,6 @@ def _names(axes: object) -> tuple[str, ...]:
     return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)  # type: ignore[arg-type]
 
 
-def _size(sharding: NamedSharding, axes: object) -> int:
+def size(sharding: NamedSharding, axes: object) -> int:
+    """Devices along ``axes``, an entry of the sharding's spec."""
     return math.prod(sharding.mesh.shape[name] for name in _names(axes))

@@ -35,8 +35,19 @@ _CALLED = re.compile(r"(?:body|to_apply|calls|true_computation|false_computation
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 
 
+class _Repeated:
+    """What runs ``times`` times, or, if ``turns``, that often in every turn of a loop of unknown length."""
+
+    times: int
+    turns: bool
+
+    def runs(self, length: int) -> int:
+        """How often it runs in all, if that loop takes ``length`` turns."""
+        return self.times * (length if self.turns else 1)
+
+
 @dataclasses.dataclass(frozen=True)
-class Product:
+class Product(_Repeated):
     """A matrix product on one device.
 
     Attributes:
@@ -55,7 +66,7 @@ class Product:
 
 
 @dataclasses.dataclass(frozen=True)
-class Collective:
+class Collective(_Repeated):
     """An exchange between devices.
 
     Attributes:

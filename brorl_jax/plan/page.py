@@ -130,22 +130,19 @@ def _flops(d: Described, step: Compiled, micro: int, target: Target) -> Iterator
 
 
 def _collectives(step: Compiled, micro: int, device: Device) -> Iterator[str]:
-    def times(c: Collective) -> int:
-        return c.times * (micro if c.turns else 1)
-
     def seconds(c: Collective) -> float:
-        return c.sent * times(c) / predict.link(device, c.group)
+        return predict.seconds_to_send(c, micro, device)
 
     sent = [c for c in step.collectives if c.sent]
     yield "collectives of one update, each device" + ("" if sent else ": none")
     for kind in sorted({c.kind for c in sent}):
         those = [c for c in sent if c.kind == kind]
-        total = sum(c.sent * times(c) for c in those)
+        total = sum(c.sent * c.runs(micro) for c in those)
         took = sum(map(seconds, those))
-        yield f"  {kind:<20}{sum(map(times, those)):>9} times{total / 1e9:12.2f} GB sent{took:10.2f} s"
+        yield f"  {kind:<20}{sum(c.runs(micro) for c in those):>9} times{total / 1e9:12.2f} GB sent{took:10.2f} s"
     for c in sorted(sent, key=seconds, reverse=True)[:SHOWN]:
         where = "/".join(part for part in c.where.split("/") if part not in ("while", "body", "closed_call"))
-        yield f"    {seconds(c):8.2f} s: {times(c)} x {c.kind} of {c.size / 1e6:.1f} MB among {len(c.group)}"
+        yield f"    {seconds(c):8.2f} s: {c.runs(micro)} x {c.kind} of {c.size / 1e6:.1f} MB among {len(c.group)}"
         yield f"                {where}"
     yield ""
 

@@ -20,6 +20,7 @@ from brorl_jax.config import Config
 from brorl_jax.devices import Device
 from brorl_jax.models import flops
 from brorl_jax.plan import memory, program
+from brorl_jax.plan.hlo import Collective
 from brorl_jax.plan.program import Compiled, Described
 
 USABLE = 0.9  # of device memory; the rest is the driver's, libraries' and fragmentation's
@@ -129,15 +130,18 @@ def program_time(
         state: Bytes read and written once, beside the products' operands.
     """
     peak = device.flops if half else device.float32
-    traffic = sum(p.traffic * p.times * (turns if p.turns else 1) for p in compiled.products if scores or not p.batched)
-    network = sum(
-        c.sent * c.times * (turns if c.turns else 1) / link(device, c.group) for c in compiled.collectives if c.sent
-    )
+    traffic = sum(p.traffic * p.runs(turns) for p in compiled.products if scores or not p.batched)
+    network = sum(seconds_to_send(c, turns, device) for c in compiled.collectives)
     return Time(
         compiled.flops(turns) / (peak * assumed.mfu),
         (traffic + state) / (device.bandwidth * assumed.bandwidth),
         network,
     )
+
+
+def seconds_to_send(c: Collective, turns: int, device: Device) -> float:
+    """Of all runs of a collective, for ``turns`` micro-batches."""
+    return c.sent * c.runs(turns) / link(device, c.group) if c.sent else 0.0
 
 
 def link(device: Device, group: tuple[int, ...]) -> float:

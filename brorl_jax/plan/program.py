@@ -46,11 +46,11 @@ class Compiled:
 
     def flops(self, turns: int) -> int:
         """Of all matrix products, for ``turns`` micro-batches."""
-        return sum(p.flops * p.times * (turns if p.turns else 1) for p in self.products)
+        return sum(p.flops * p.runs(turns) for p in self.products)
 
     def sent(self, turns: int) -> float:
         """Bytes that each device sends for ``turns`` micro-batches."""
-        return sum(c.sent * c.times * (turns if c.turns else 1) for c in self.collectives)
+        return sum(c.sent * c.runs(turns) for c in self.collectives)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,13 +78,7 @@ def describe(config: Config, cfg: ModelConfig, mesh: Mesh, micro: int) -> Descri
         config.model.attention = "blockwise"
     model = assemble.model_of(config, cfg, None, mesh)
     optimizer = assemble.optimizer(config, assemble.learning_rate(config), config.optim.warmup_steps)
-    _, state = assemble.state_maker(
-        model,
-        optimizer,
-        reference=config.algo.kl.coef > 0,
-        offload_reference=config.model.offload_reference,
-        offload_optimizer=config.optim.offload,
-    )
+    _, state = assemble.training_state_maker(config, model, optimizer)
     layout = assemble.layout(config)
     slots, rows = (micro, layout.slots), (micro, layout.slots, layout.rows, layout.row_tokens)
 

@@ -185,9 +185,8 @@ class _Sympy:
     def function(self, name: str, x: Any) -> Any:
         if name == r"\ln" and x.is_zero:
             raise arithmetic.UnreadError
-        return {r"\sin": self._sympy.sin, r"\cos": self._sympy.cos, r"\tan": self._sympy.tan, r"\ln": self._sympy.log}[
-            name
-        ](x)
+        s = self._sympy
+        return {r"\sin": s.sin, r"\cos": s.cos, r"\tan": s.tan, r"\ln": s.log}[name](x)
 
     def negative(self, x: Any) -> Any:
         return -x
