@@ -143,7 +143,7 @@ def get_config():
     c.algo.updates_per_step = 1
     c.algo.kl.coef = 0.0
     c.algo.mismatch.stop_above = 1e-3
-    c.optim.update(lr=2e-2, base_samples=128)
+    c.optim.update(lr=5e-2, base_samples=128)
     c.batch.update(slots=4, rows=32, row_tokens=8)
     c.train.steps = {STEPS}
     c.checkpoint.every = 1
@@ -187,7 +187,8 @@ def check_run(workdir):
         assert row["engine/publish_bytes"] > 0 and row["engine/servers"] == 1
         assert len({(s["prompt_id"], s["seed"]) for s in samples}) == len(samples)
     rewards = [r["reward/mean"] for r in rows]
-    # 256 samples on either side: three standard errors of the difference
+    # 256 samples on either side, so 0.1 is three standard errors of the difference. A server's answers vary from run to
+    # run; with the embedded engine the same run rises by 0.4 to 0.8 (three seeds of each family).
     assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.1, rewards
     return rows
 
