@@ -20,7 +20,7 @@ from ml_collections import ConfigDict, config_flags
 
 from brorl_jax import config as config_lib
 from brorl_jax.config import Config
-from brorl_jax.config_checks import check_override
+from brorl_jax.config_fields import check_override
 from brorl_jax.errors import UserError
 
 flags.DEFINE_bool("dry_run", False, "Print the resolved config and its derived figures; import no jax, write nothing.")

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from brorl_jax import config as config_lib
 from brorl_jax.commandline import load
-from brorl_jax.config_checks import check_override
+from brorl_jax.config_fields import check_override
 from brorl_jax.errors import UserError
 from brorl_jax.metrics import read_jsonl
 from experiments import files

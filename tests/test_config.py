@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from brorl_jax import config as config_lib
 from brorl_jax.commandline import load
 from brorl_jax.config import ConfigError, source
-from brorl_jax.config_checks import check_override, leaves
+from brorl_jax.config_fields import check_override, leaves
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 CONFIGS = ("quickstart", "mixture", "smollm2_135m", "smollm2_gsm8k", "brorl_n512", "prorl_n16")

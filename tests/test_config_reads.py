@@ -16,11 +16,11 @@ import pathlib
 import pytest
 
 from brorl_jax import config as config_lib
-from brorl_jax.config_checks import leaves
+from brorl_jax.config_fields import leaves
 from brorl_jax.learner import registry as registry_lib
 
 PACKAGE = pathlib.Path(config_lib.__file__).parent
-DEFINITIONS = ("config.py", "config_checks.py")
+DEFINITIONS = ("config.py", "config_fields.py", "config_checks.py")
 CLIPS = ("eps_low", "eps_high", "dual_clip")
 # derived(config)["learning_rate"] is made of these and of nothing else
 LEARNING_RATE = {"optim.lr", "optim.base_samples", "optim.lr_rule"}
