@@ -348,7 +348,9 @@ class FakeServer:
         return web.json_response({"model_path": self.path, "weight_version": self.version, "is_generation": True})
 
     async def _server_info(self, _: web.Request) -> web.Response:
-        return web.json_response({"model_path": str(self.started_from), "version": "0.5.23"})
+        return web.json_response(
+            {"model_path": str(self.started_from), "version": "0.5.23", "context_length": self.context}
+        )
 
     async def _metrics(self, _: web.Request) -> web.Response:
         label = '{engine_type="unified",model_name="m",tp_rank="0"}'

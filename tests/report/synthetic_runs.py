@@ -58,6 +58,17 @@ def write_run(
     return directory
 
 
+def write_served(directory: Path) -> None:
+    """A short run with rollout servers, nothing of which failed."""
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps({"rollout": {"engine": "sglang"}}))
+    rates = {"samples_per_s": 30.0, "server_tokens_per_s": 110.0, "publish_s": 0.2, "cache_hit_rate": 0.87}
+    counts = {"running_mean": 20.0, "queued_mean": 0.0, "retries": 0.0, "dropped": 0.0, "servers": 2.0}
+    engine = {f"engine/{name}": value for name, value in (rates | counts).items()}
+    rows = [{"step": step, "time": 1e9 + step, "reward/mean": 0.1 * step} | engine for step in (1, 2, 3)]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def metrics_row(step: int, n: int, prompts: int, steps: int, gain: float) -> dict:
     """One plausible object of metrics.jsonl."""
     reward = 0.31 + gain * (1 - math.exp(-3 * step / steps)) + random.gauss(0, 0.015)

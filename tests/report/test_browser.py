@@ -43,11 +43,13 @@ def reports(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     one = synthetic.write_run(root / "n16", n=16, hostile=True)
     two = synthetic.write_run(root / "n64", n=64, done=41, seed=1)
+    synthetic.write_served(root / "served")
     (root / "new").mkdir()
     (root / "new" / "config.json").write_text("{}")
     return {
         "one": write_report([one]),
         "two": write_report([one, two], root / "two.html"),
+        "served": write_report([root / "served"]),
         "new": write_report([root / "new"]),
     }
 
@@ -83,6 +85,16 @@ def test_loads_without_error_or_network_and_fits(open_page, name, width, scheme)
     page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.locator(".chart svg").count() == {"one": 24, "two": 24, "new": 0}[name]
+    assert page.seen == []
+
+
+def test_the_panels_of_rollout_servers(open_page):
+    page = open_page("served")
+    section = page.locator("#curves > section", has=page.get_by_role("heading", name="Rollout servers"))
+    titles = "Generation|Server tokens|Publishing|Prefix cache|Requests running|Requests queued|Attempts that failed"
+    assert section.locator("h3").all_inner_texts() == [*titles.split("|"), "Samples dropped", "Servers"]
+    dropped = section.locator(".chart", has=page.get_by_role("heading", name="Samples dropped"))
+    assert dropped.locator("text.tick.end").all_text_contents()[0] == "0"  # none is less than nothing
     assert page.seen == []
 
 

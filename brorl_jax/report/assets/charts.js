@@ -152,6 +152,7 @@ function range(spec, live) {
     const usual = 1.6 * whole[Math.floor(0.9 * (whole.length - 1))];
     if (usual > 0 && hi > 1.5 * usual) [cut, hi] = [hi, usual];
   }
+  if (spec.zero && lo === 0 && hi === 0) return [0, 1, cut]; // no shares or counts below nothing
   if (lo === hi) return [lo - (Math.abs(lo) * 0.1 || 1), hi + (Math.abs(hi) * 0.1 || 1), cut];
   const pad = 0.06 * (hi - lo);
   return [spec.zero || spec.stack || (lo >= 0 && lo < pad) ? Math.min(lo, 0) : lo - pad, cut ? hi : hi + pad, cut];

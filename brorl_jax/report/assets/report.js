@@ -24,7 +24,7 @@ const SECTIONS = [
     { title: "Reward", hint: "mean raw reward of all samples of a step", keys: ["reward/mean"], format: format.number, half: true, tall: true },
   ]],
   ["Exploration", [
-    { title: "Dynamic-sampling pass rate", hint: "groups kept of those generated", keys: ["groups/pass_rate"], format: format.percent },
+    { title: "Dynamic-sampling pass rate", hint: "groups kept of those generated", keys: ["groups/pass_rate"], format: format.percent, bounds: [0, 1] },
     { title: "Groups by outcome", hint: "how many rollouts of a prompt were right", stack: "groups", format: format.percent, bounds: [0, 1] },
     { title: "Entropy", hint: "nats per token of the policy", keys: ["policy/entropy"], format: format.number },
     { title: "KL to the reference", hint: "nats per token", keys: ["policy/kl_ref"], format: format.number },
@@ -42,7 +42,8 @@ const SECTIONS = [
   ["Stability", [
     { title: "Gradient norm", hint: "before clipping", keys: ["optim/grad_norm"], format: format.number, clip: true, zero: true },
     { title: "Clipped from above", hint: "share of tokens whose ratio met the upper bound", keys: ["policy/clip_high"], format: format.percent, zero: true },
-    { title: "Engine–trainer mismatch", hint: "KL of the sampled tokens, nats per token", keys: ["mismatch/kl"], format: format.number },
+    { title: "Engine–trainer mismatch", hint: "mean |difference| of the sampled tokens' log-probabilities, nats", keys: ["mismatch/mean"], format: format.number, zero: true },
+    { title: "Engine–trainer KL", hint: "of the sampled tokens, nats per token", keys: ["mismatch/kl"], format: format.number, zero: true },
   ]],
   ["Cost", [
     { title: "Time of a step", hint: "seconds by phase", stack: "time", format: format.seconds, clip: true },
@@ -53,10 +54,13 @@ const SECTIONS = [
   ]],
   ["Rollout servers", [
     { title: "Generation", hint: "samples per second while groups are generated", keys: ["engine/samples_per_s"], format: format.number, zero: true },
+    { title: "Server tokens", hint: "generated per second, by the servers' own count", keys: ["engine/server_tokens_per_s"], format: format.number, zero: true },
+    { title: "Publishing", hint: "seconds to write new weights and until servers have proved them", keys: ["engine/publish_s"], format: format.seconds, zero: true },
     { title: "Prefix cache", hint: "share of prompt tokens that were not computed again", keys: ["engine/cache_hit_rate"], format: format.percent, bounds: [0, 1] },
     { title: "Requests running", hint: "mean over the step, per server", keys: ["engine/running_mean"], format: format.number, zero: true },
     { title: "Requests queued", hint: "mean over the step, per server", keys: ["engine/queued_mean"], format: format.number, zero: true },
     { title: "Attempts that failed", hint: "and were made again", keys: ["engine/retries"], format: format.number, zero: true },
+    { title: "Samples dropped", hint: "that no server delivered; they carry no reward", keys: ["engine/dropped"], format: format.number, zero: true },
     { title: "Servers", hint: "that serve the current weights", keys: ["engine/servers"], format: format.number, zero: true },
   ]],
 ];

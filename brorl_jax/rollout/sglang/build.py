@@ -60,7 +60,7 @@ def specs(
         incarnation: Differs between starts of one run, so that servers do not repeat what they sampled before.
     """
     shutil.rmtree(boot, ignore_errors=True)
-    boot.mkdir(mode=0o700, parents=True)
+    weights.make_folder(boot)
     laid = layout(config, cfg, tokenizer)
     laid.write_configs(boot)
     logs.mkdir(parents=True, exist_ok=True)

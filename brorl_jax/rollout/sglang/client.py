@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ _JSON = {"Content-Type": "application/json"}
 HINTS = {
     401: "set SGLANG_API_KEY (and SGLANG_ADMIN_API_KEY, if the server has one) to the server's keys",
     403: "set SGLANG_API_KEY (and SGLANG_ADMIN_API_KEY, if the server has one) to the server's keys",
-    404: "is this an SGLang server of 0.5.x? A router has no such route: give it as rollout.sglang.router instead",
+    404: "is this an SGLang server of 0.5.x? Servers belong in rollout.sglang.urls, a router in rollout.sglang.router",
     405: "is this an SGLang server of 0.5.x?",
     413: "the request is larger than a proxy in between allows; give the server's own address",
 }
@@ -93,8 +94,15 @@ class Client:
         return await self._call("POST", self._generate_url, self._generate_headers, body, timeout)
 
     async def get(self, path: str, timeout: float = 30.0) -> Any:
-        """``GET path``, decoded."""
-        return _decode(await self._call("GET", self.url + path, self._keys.api, None, timeout), path)
+        """``GET path``, decoded: an object.
+
+        Raises:
+            Refused, ServerFailure: See the module; an answer of another form is refused, too.
+        """
+        answer = _decode(await self._call("GET", self.url + path, self._keys.api, None, timeout), path)
+        if not isinstance(answer, dict):
+            raise Refused(f"GET {self.url}{path}: answers {str(answer)[:100]!r} ({HINTS[404]})")
+        return answer
 
     async def text(self, path: str, timeout: float = 10.0) -> str:
         """``GET path`` as text."""
@@ -121,7 +129,7 @@ class Client:
         except TimeoutError as error:
             raise ServerFailure("timeout", f"{method} {url}: no answer within {timeout:g} s") from error
         except aiohttp.ClientConnectorError as error:
-            raise ServerFailure("unavailable", f"{method} {url}: cannot connect: {error}") from error
+            raise ServerFailure("unavailable", f"{method} {url}: cannot connect: {error.os_error}") from error
         except (aiohttp.ClientError, OSError) as error:
             what = f"{type(error).__name__}: {error}"
             raise ServerFailure("dropped", f"{method} {url}: connection lost: {what}") from error
@@ -142,7 +150,8 @@ def words(raw: bytes) -> str:
     try:
         body = orjson.loads(raw)
     except ValueError:
-        return " ".join(raw[:500].decode(errors="replace").split()) or "(empty body)"
+        text = re.sub(r"<[^>]*>", " ", raw[:2000].decode(errors="replace"))  # web servers answer with a page
+        return " ".join(text.split())[:200] or "(empty body)"
     if isinstance(body, dict):
         error = body.get("error", body)
         if isinstance(error, dict):

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from brorl_jax.errors import UserError
 from brorl_jax.rollout.api import Request, Sampling
 from brorl_jax.rollout.sglang import client as client_lib
 from brorl_jax.rollout.sglang import launch, members, protocol, watch, weights
@@ -111,19 +112,19 @@ class SGLangEngine:
         self._closed = False
         _raise_file_limit()
         self._servers = [Server(spec) for spec in servers]
-        for server in self._servers:
-            server.start()
+        self._background: list[concurrent.futures.Future[None]] = []
         atexit.register(self.close)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sglang-http", daemon=True)
         self._thread.start()
         try:
+            for server in self._servers:
+                server.start()
             parts = self._call(self._assemble(transport), "the list of servers", 60.0)
             self._pool, self._publisher, self._watch = parts
         except BaseException:
             self.close()
             raise
-        self._background: list[concurrent.futures.Future[None]] = []
 
     # --- what the loop calls -----------------------------------------------------------------------------------------
 
@@ -131,16 +132,17 @@ class SGLangEngine:
         """Gives every server the weights; returns when those that take them serve them.
 
         Raises:
-            RuntimeError: A call of ``generate`` is still running, or no server took the weights.
-            UserError: The servers do not fit the model, or there is no room for the weights.
+            RuntimeError: A call of ``generate`` is still running.
+            UserError: A server is missing or does not fit the model, none took the weights, or they cannot be written.
         """
         if self._generating:
             raise RuntimeError(f"weights {version} published with a call of generate in flight")
         started, first = time.perf_counter(), self._version is None
         if first:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            weights.make_folder(self._folder)
             weights.clear(self._folder)  # of a run that was killed
-            self._call(members.join_all(self._pool, self._layout, self._settings.start_timeout_s), "servers to come up")
+            joined = members.join_all(self._pool, self._layout, self._limits.context, self._settings.start_timeout_s)
+            self._call(joined, "servers to come up")
         tag = f"{self._run}.{version}"
         directory = self._folder / f"v-{tag}"
         served = weights.truncate_vocabulary(params, self._layout.cfg.vocab_size)
@@ -154,20 +156,21 @@ class SGLangEngine:
         try:
             self._call(self._publisher.to_all(self._version), f"servers to load weights {tag}")
         except UpdateFailed as error:
-            raise RuntimeError(str(error)) from error
+            raise UserError(str(error)) from error
         weights.clear(self._folder, keep=directory)
         if first:
             self._background = [self._submit(self._publisher.revive_forever())]
             self._call(self._watch.read_once(), "server metrics")
         done = time.perf_counter()
         self._update |= {"engine/publish_write_s": written - started, "engine/publish_load_s": done - written}
+        self._update["engine/publish_s"] = done - started
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Generator[Group]:
         """Yields one ungraded group per request as it completes; samples that no server delivered are aborted ones.
 
         Raises:
-            RuntimeError: No weights were published, another call is running, or no server is left.
-            UserError: A request cannot be served, or a server refused one; the message has its words.
+            RuntimeError: No weights were published, or another call is running.
+            UserError: A request cannot be served, a server refused one (the message has its words), or none is left.
         """
         if self._version is None:
             raise RuntimeError("no weights: call publish(params, version) before generate")
@@ -234,7 +237,11 @@ class SGLangEngine:
         owned: dict[str, Server] = {server.spec.url: server for server in self._servers}
         urls = [*owned, *settings.urls]
         if settings.router:
-            urls += await members.of_router(Client(self._http, settings.router, keys))
+            try:
+                urls += await members.of_router(Client(self._http, settings.router, keys))
+            except BaseException:
+                await self._http.close()
+                raise
         workers = [
             Worker(Client(self._http, url, keys), owned.get(url), asyncio.Semaphore(settings.in_flight)) for url in urls
         ]

@@ -9,10 +9,12 @@ import contextlib
 import dataclasses
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -131,7 +133,19 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts it; it needs half a minute or more until it answers."""
+        """Starts it; it needs half a minute or more until it answers.
+
+        Raises:
+            UserError: Somebody else has its port: the trainer would take theirs for ours.
+        """
+        where = urllib.parse.urlsplit(self.spec.url)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that just ended is nobody
+            try:
+                probe.bind((where.hostname, where.port))
+            except OSError as error:
+                hint = "set rollout.sglang.launch.port and host to what is free on this machine"
+                raise UserError(f"cannot start a server at {self.spec.url}: {error}; {hint}") from error
         self.spec.log.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-I", guard.__file__, str(os.getpid()), *self.spec.command]
         with self.spec.log.open("ab") as log:

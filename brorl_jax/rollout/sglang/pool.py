@@ -13,6 +13,7 @@ import enum
 import logging
 from collections.abc import Callable, Sequence
 
+from brorl_jax.errors import UserError
 from brorl_jax.rollout.sglang.client import Client
 from brorl_jax.rollout.sglang.launch import Server
 
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 SAY_EVERY_S = 30.0  # a wait says what it waits for this often
 
 
-class NoServers(RuntimeError):
+class NoServers(UserError):
     """No server is left, and none came back in time. The message has each one's reason."""
 
 

@@ -87,7 +87,7 @@ def write(directory: Path, layout: Layout, params: Any, tag: str) -> int:
     expected = layout.shapes()
     partial = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    make_folder(partial)
     try:
         _check_room(partial, layout.nbytes)
         layout.write_configs(partial)
@@ -106,6 +106,20 @@ def write(directory: Path, layout: Layout, params: Any, tag: str) -> int:
             raise UserError(f"cannot write weights to {directory}: {error}; set rollout.sglang.weights_dir") from error
         raise
     return manifest["bytes"]
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder that only this user may enter, and what is above it; it may be there already.
+
+    Raises:
+        UserError: It cannot be made.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write weights: {error}; set rollout.sglang.weights_dir to a folder of yours"
+        ) from error
 
 
 def _check_room(directory: Path, needed: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import http.server
+import threading
 
 import numpy as np
 import pytest
@@ -143,7 +145,7 @@ def test_all_servers_gone_is_waited_for_and_then_an_error_with_each_ones_reason(
         engine.publish(PARAMS, 7)
         for fake in fakes:
             fake.kill()
-        with pytest.raises(RuntimeError, match="no server left after waiting 1 s") as failed:
+        with pytest.raises(UserError, match="no server left after waiting 1 s") as failed:
             list(engine.generate(cases.requests(2, 4), cases.sampling()))
         assert all(url in str(failed.value) for url in urls) and "cannot connect" in str(failed.value)
         assert engine._ledger.balanced and engine._ledger.cancelled == 8
@@ -183,7 +185,7 @@ def test_a_flush_that_fails_is_tried_again_and_weights_that_nobody_takes_are_an_
         engine.publish(OTHER, 8)
         assert fake.version.endswith(".8")
         fake.update_faults.extend(["noflush"] * 99)
-        with pytest.raises(RuntimeError, match=r"no server took the weights .*the cache was not flushed"):
+        with pytest.raises(UserError, match=r"no server took the weights .*the cache was not flushed"):
             engine.publish(PARAMS, 9)
 
 
@@ -261,11 +263,67 @@ def test_servers_of_another_model_or_out_of_sight_are_refused_untouched(fake, tm
     fake.started_from = "/somewhere/else"
     with cases.engine([fake.url], tmp_path / "w1") as engine, pytest.raises(UserError, match="cannot see as a model"):
         engine.publish(PARAMS, 0)
+    for text in ("{", "[]", '{"model_type": "gpt2"}'):
+        (tmp_path / "config.json").write_text(text)
+        fake.started_from = tmp_path
+        with cases.engine([fake.url], tmp_path / "w2") as engine, pytest.raises(UserError, match="no model that is"):
+            engine.publish(PARAMS, 0)
     assert "/update_weights_from_disk" not in fake.calls
+
+
+def test_a_server_with_too_short_a_context_is_refused_before_the_first_prompt(fake, tmp_path):
+    with (
+        cases.engine([fake.url], tmp_path / "weights", context=fake.context + 1) as engine,
+        pytest.raises(UserError, match=f"takes {fake.context} tokens .*{fake.context + 1}; start it with a larger"),
+    ):
+        engine.publish(PARAMS, 0)
+
+
+class Page(http.server.BaseHTTPRequestHandler):
+    """Answers every GET with what ``server.answer`` says: (status, body)."""
+
+    def do_GET(self):
+        status, body = self.server.answer
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((404, b"<html><body><h1>Not here</h1></body></html>"), r"404: Not here \(is this an SGLang server"),
+        ((200, b'["hello"]'), r"answers .*hello.*is this an SGLang server"),
+        ((200, b'{"workers": ["x"]}'), "is no (router|model)|cannot see as a model"),
+    ],
+)
+@pytest.mark.parametrize("given_as", ["urls", "router"])
+def test_something_else_at_the_address_is_one_line(tmp_path, answer, words, given_as):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as other:
+        other.answer = answer
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{other.server_port}"
+        where = {"urls": [url]} if given_as == "urls" else {"urls": (), "router": url}
+        with pytest.raises(UserError, match=words), cases.engine(folder=tmp_path / "w", **where) as engine:
+            engine.publish(PARAMS, 0)
+        other.shutdown()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(fake, tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        cases.engine([fake.url], tmp_path / "file" / "weights") as engine,
+        pytest.raises(UserError, match=r"cannot write weights: .*Not a directory.*rollout.sglang.weights_dir"),
+    ):
+        engine.publish(PARAMS, 0)
 
 
 def test_nobody_at_the_address_is_said_within_the_time_given(tmp_path):
     url = f"http://127.0.0.1:{cases.free_port()}"
-    expected = pytest.raises(RuntimeError, match=f"no server at {url} within 0.6 s .*cannot connect")
+    expected = pytest.raises(UserError, match=f"no server at {url} within 0.6 s .*cannot connect.*correct its address")
     with cases.engine([url], tmp_path / "weights", start_timeout_s=0.6) as engine, expected:
         engine.publish(PARAMS, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import stat
@@ -187,6 +188,15 @@ def test_a_server_that_ends_at_its_start_is_an_error_with_its_last_words(tmp_pat
         pytest.raises(NoServers, match=r"ended; .*no GPU is left"),
     ):
         engine.publish(PARAMS, 0)
+
+
+def test_a_port_of_somebody_else_is_refused_before_their_server_is_taken_for_ours(fake, stand_in, tmp_path):
+    first, second = stand_in.specs(2)
+    taken = dataclasses.replace(second, url=fake.url)
+    with pytest.raises(UserError, match=f"cannot start a server at {fake.url}: .*in use; set rollout.sglang.launch"):
+        cases.engine((), tmp_path / "weights", servers=[first, taken]).__enter__()
+    gone(stand_in)
+    assert fake.calls == []
 
 
 def test_serve_starts_what_the_config_says_and_stops_on_a_signal(stand_in, tmp_path):
