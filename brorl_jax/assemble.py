@@ -61,7 +61,7 @@ class Model:
 def build_model(config: Config, workdir: Path) -> Model:
     """The model at ``model.path``, or a new one of the shape ``model.new`` with a tokenizer trained on the data.
 
-    A new tokenizer is written to ``<workdir>/tokenizer`` and found there by a resumed run.
+    A new tokenizer is written to ``<workdir>/tokenizer`` and found there by a run that has a checkpoint.
 
     Raises:
         UserError: The model, its tokenizer or the devices are missing; the message says how to get them.
@@ -129,7 +129,9 @@ def _tokenizer(config: Config, workdir: Path) -> Tokenizer:
     if config.model.path:
         return Tokenizer(config.model.path, revision=config.model.revision, extra_stop_ids=extra)
     directory = workdir / "tokenizer"
-    if not (directory / "tokenizer.json").exists():
+    # Without a checkpoint it may be of a config that was refused, and has been changed since.
+    resumed = any(entry.name.isdigit() for entry in (workdir / "checkpoints").glob("*"))
+    if not (resumed and (directory / "tokenizer.json").exists()):
         texts = stream.sample_texts({**config.data.train, **config.data.warmup}, TOKENIZER_TEXTS)
         train_tokenizer(texts, config.model.new.vocab_size, directory)
     return Tokenizer(directory, extra_stop_ids=extra)

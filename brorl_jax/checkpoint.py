@@ -7,8 +7,10 @@ evaluations). The last ``keep`` are kept, and the best by evaluation.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,21 +90,16 @@ class Checkpointer:
         """The latest checkpoint, or that of ``step``, placed like ``like``.
 
         Raises:
-            ValueError: It was written by another version of the format, or holds a different model.
+            ValueError: It was written by another version of the format, holds a different model, or can't be read.
         """
         step = self.latest if step is None else step
-        host = dict(self._manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore()))["host"])
+        host = dict(self._read(step, host=ocp.args.JsonRestore())["host"])
         if host.pop("format") != FORMAT:
             raise ValueError(f"checkpoint {step} has another format; continue it with the version that wrote it")
         _check_shapes(step, host.pop("shapes"), _shapes(_present(like)))
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _present(like))
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(abstract),
-                carried=ocp.args.StandardRestore(),
-            ),
-        )
+        items = {"state": ocp.args.StandardRestore(abstract), "carried": ocp.args.StandardRestore()}
+        restored = self._read(step, **items)
         carried = _unpack(restored["carried"], host.pop("carried"))
         return TrainState(**{"reference": None, **restored["state"]}), carried, host
 
@@ -110,12 +107,12 @@ class Checkpointer:
         """The policy's weights alone, placed like ``like``.
 
         Raises:
-            ValueError: The checkpoint holds a different model.
+            ValueError: The checkpoint holds a different model, or can't be read.
         """
-        host = self._manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore()))["host"]
+        host = self._read(step, host=ocp.args.JsonRestore())["host"]
         saved = {name: shape for name, shape in host["shapes"].items() if name.startswith("params/")}
         _check_shapes(step, saved, _shapes({"params": like}))
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        with self._readable(step), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             item = {"params": like}
             args = ocp.args.PyTreeRestore(
                 item=item,
@@ -123,6 +120,23 @@ class Checkpointer:
                 partial_restore=True,
             )
             return reader.restore(self.directory / str(step) / "state", args)["params"]
+
+    def _read(self, step: int | None, **items: Any) -> Any:
+        with self._readable(step):
+            return self._manager.restore(step, args=ocp.args.Composite(**items))
+
+    @contextlib.contextmanager
+    def _readable(self, step: int | None) -> Iterator[None]:
+        """Says of whatever reading a damaged checkpoint raises which one it is, and what there is instead."""
+        try:
+            yield
+        except Exception as error:  # of orbax, tensorstore, json and the file system, which have no common base
+            earlier = [s for s in self.steps if step is not None and s < step]
+            instead = f"goes on from step {earlier[-1]}" if earlier else "begins anew"
+            raise ValueError(
+                f"checkpoint {step} can't be read ({type(error).__name__}: {error!s:.200}). If it is damaged, move "
+                f"{self.directory / str(step)} away: the same command then {instead}."
+            ) from error
 
     def wait(self) -> None:
         """Returns when every started save is complete."""

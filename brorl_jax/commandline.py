@@ -6,6 +6,7 @@ stderr and exit status 2 before anything is imported, loaded or written.
 
 from __future__ import annotations
 
+import errno
 import json
 import pathlib
 import re
@@ -22,6 +23,12 @@ from brorl_jax import config as config_lib
 from brorl_jax.config import Config
 from brorl_jax.config_fields import check_override
 from brorl_jax.errors import UserError
+
+# What a path can be that the user must mend: no permission, read-only, a disk that is full, a file for a folder, ...
+UNUSABLE = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
+    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
+)
 
 flags.DEFINE_bool("dry_run", False, "Print the resolved config and its derived figures; import no jax, write nothing.")
 
@@ -87,13 +94,19 @@ def print_dry_run(config: Config) -> None:
 
 
 def guarded(function: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
-    """``function``, with a ``UserError`` shown as one line and exit status 2."""
+    """``function``, with a ``UserError`` or a path that can't be used shown as one line and exit status 2."""
 
     def wrapper(argv: list[str]) -> Any:
         try:
             return function(argv)
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+        except OSError as error:
+            if error.errno not in UNUSABLE:
+                raise
+            where = f"{error.filename}: " if error.filename else ""  # a write that fails knows no name
+            print(f"error: {where}{error.strerror}", file=sys.stderr)
             sys.exit(2)
 
     return wrapper

@@ -248,6 +248,8 @@ def _check_values(config: Config) -> None:
             value = _get(config, path)
             if not holds(value):
                 fail(path, value, f"must be {least}")
+    if config.seed >= 2**32:
+        fail("seed", config.seed, "must be below 2**32: of a larger one jax takes the low 32 bits only")
     for path, (low, low_in, high, high_in) in BETWEEN.items():
         value = _get(config, path)
         if value < low or value > high or (value == low and not low_in) or (value == high and not high_in):

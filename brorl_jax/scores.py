@@ -223,7 +223,8 @@ def compare(a: Iterable[Row], b: Iterable[Row]) -> dict[str, Difference]:
         sides.append(side)
     common = [source for source in sides[0] if source in sides[1]]
     if not common:
-        raise ValueError(f"no benchmark in common: {', '.join(sides[0])} against {', '.join(sides[1])}")
+        names = [", ".join(side) or "no prompt with a score" for side in sides]
+        raise ValueError(f"no benchmark in common: {names[0]} against {names[1]}")
     result = {source: paired(sides[0][source], sides[1][source]) for source in common}
     whole = [{key: v for source in common for key, v in side[source].items()} for side in sides]
     return result | {"all": paired(*whole)}

@@ -104,7 +104,7 @@ def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> S
     if restored is None:
         weights = model.weights()
         if config.warmup.steps:
-            measure = _measure(config, model, held_out, grader)
+            measure = _measure(config, model, held_out, grader, stop)
             weights = warmup.run(config, workdir, model, weights, held_out, stop, measure)
         restored = {"state": make_state(weights)}
     session = Session(
@@ -136,13 +136,16 @@ def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> S
     return session
 
 
-def _measure(config: Config, model: Model, held_out: dict[str, list[Prompt]], grader: Grader) -> Callable[[Any], float]:
+def _measure(
+    config: Config, model: Model, held_out: dict[str, list[Prompt]], grader: Grader, stop: Stop
+) -> Callable[[Any], float]:
     """Held-out pass@1 of weights, by the embedded engine: servers would load weights anew for every look."""
     engine = assemble.local_engine(config, model)
 
     def measure(params: Any) -> float:
         engine.publish(params, 0)
-        return evaluate.held_out_scores(config, model.tokenizer, engine, grader, held_out)[0]["eval/pass@1"]
+        scores, _ = evaluate.held_out_scores(config, model.tokenizer, engine, grader, held_out, stop.check)
+        return scores["eval/pass@1"]
 
     return measure
 

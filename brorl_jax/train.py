@@ -190,15 +190,15 @@ def _loop(s: Session, profiler: Profiler) -> None:
     writer.truncate_after(s.step)
     total = config.train.steps
     with logger, profiler, Progress(total, start=s.step, title=config.name, every=config.log.every) as progress:
-        if s.step:
-            progress.note(f"resuming after step {s.step}")
-        elif config.data.eval and config.eval.before_training:
-            row = _evaluate(s)
-            logger.write(0, row)
-            progress.update(0, row)
-        s.timer.pop()
-        s.grader.pop_metrics()  # of what came before the first step
         try:
+            if s.step:
+                progress.note(f"resuming after step {s.step}")
+            elif config.data.eval and config.eval.before_training:
+                row = _evaluate(s, s.stop.check)  # given up, it is measured anew on the resume
+                logger.write(0, row)
+                progress.update(0, row)
+            s.timer.pop()
+            s.grader.pop_metrics()  # of what came before the first step
             while s.step < total and not _stalled(s):
                 with profiler.step(s.step + 1):
                     _record(s, *step(s), logger, writer, progress)
@@ -255,9 +255,9 @@ def _learning_rate(s: Session) -> float:
     return float(rate(jnp.maximum(counts[-1][1] - 1, 0)))
 
 
-def _evaluate(s: Session) -> Metrics:
+def _evaluate(s: Session, check: Callable[[], None] = lambda: None) -> Metrics:
     """Held-out pass@1 with the present weights, also written to ``eval/``."""
-    metrics, rows = evaluate.held_out_scores(s.config, s.model.tokenizer, s.engine, s.grader, s.held_out)
+    metrics, rows = evaluate.held_out_scores(s.config, s.model.tokenizer, s.engine, s.grader, s.held_out, check)
     evaluate.write(s.workdir, s.step, metrics, rows)
     if math.isfinite(metrics["eval/pass@1"]):  # an evaluation without a scored sample says nothing
         s.evals.append((s.step, metrics["eval/pass@1"]))

@@ -41,9 +41,12 @@ def run(
     run that is stopped in its warm start begins it again.
 
     Raises:
-        UserError: A prompt has no single gold answer, or one longer than a rollout.
+        UserError: The data is missing, or a prompt has no single gold answer, or one longer than a rollout.
     """
-    pairs = assemble.prompt_stream(config, config.data.warmup, model.tokenizer, held_out)
+    try:
+        pairs = assemble.prompt_stream(config, config.data.warmup, model.tokenizer, held_out)
+    except ValueError as error:
+        raise UserError(f"data.warmup: {error}") from error
     optimizer = assemble.optimizer(config, config.warmup.lr, warmup_steps=config.warmup.steps // RAMP)
     make_state, placed = assemble.state_maker(model, optimizer, reference=False)
     step_fn = make_train_step(model.cfg, assemble.sft_objective(config), model.compute, optimizer, placed)

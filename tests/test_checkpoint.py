@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tiny_runs
 
-from brorl_jax import checkpoint, collect, session, train, warmup
+from brorl_jax import checkpoint, collect, evaluate, session, train, warmup
 from brorl_jax.checkpoint import Checkpointer
 from brorl_jax.errors import UserError
 from brorl_jax.interrupt import Interrupted, Stop
@@ -282,6 +282,27 @@ def test_sigterm_in_the_warm_start_begins_it_again(tmp_path, monkeypatch, capsys
     assert [r["step"] for r in read_jsonl(tmp_path / "run" / "warmup.jsonl")[0]] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("where", ["start", "warm start"])
+def test_a_signal_amid_an_evaluation_of_untrained_weights_gives_it_up(tmp_path, monkeypatch, capsys, where):
+    until = {"warmup.steps": 2, "warmup.every": 1, "warmup.until": 0.9} if where == "warm start" else {}
+    c = tiny_runs.config(tmp_path, **{"train.steps": 1, **until})
+    signalled, rows = send(signal.SIGTERM, lambda: True), []
+
+    def graded(*args, original=evaluate.graded):
+        for group in original(*args):
+            signalled()
+            rows.append(group)
+            yield group
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluate, "graded", graded)
+        interrupted(c, tmp_path / "run", capsys, 143)
+    assert len(rows) == 1  # of 3
+    assert not read_jsonl(tmp_path / "run" / "metrics.jsonl")[0]
+    train.run(c, tmp_path / "run")
+    assert [r["step"] for r in tiny_runs.metrics(tmp_path / "run")] == [0, 1]
+
+
 def test_a_second_signal_kills():
     code = "import os, signal\nfrom brorl_jax.interrupt import Stop\nwith Stop() as stop:\n"
     code += "    os.kill(os.getpid(), signal.SIGTERM)\n    print('asked', flush=True)\n"
@@ -448,6 +469,18 @@ def test_a_checkpoint_of_another_run_is_refused_in_one_line(finished, tmp_path, 
     assert re.search(message, refusal(c, workdir))
     after = {p.relative_to(workdir): p.read_bytes() for p in workdir.rglob("*") if p.is_file()}
     assert after == before  # refused: nothing was written
+
+
+@pytest.mark.parametrize("damage", ["host/metadata", "state/manifest.ocdbt", "state/d", "carried"])
+def test_a_damaged_checkpoint_is_named_with_the_way_out(finished, tmp_path, damage):
+    workdir = shutil.copytree(finished / "run", tmp_path / "run")
+    newest = workdir / "checkpoints" / "1"
+    path = newest / damage
+    for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    message = refusal(tiny_runs.config(finished, **{"train.steps": 2}), workdir)
+    assert "checkpoint 1 can't be read" in message
+    assert message.endswith(f"move {newest} away: the same command then goes on from step 0.")
 
 
 def test_another_config_on_a_resume_is_noted_and_both_are_kept(finished, tmp_path, capsys):

@@ -326,3 +326,10 @@ def test_source_fields_are_those_of_the_data_room():
         for name, field in theirs.items():
             if field.default is not dataclasses.MISSING:
                 assert ours[name] == field.default, (kind, name)
+
+
+def test_a_seed_that_jax_would_cut_is_refused():
+    config = valid()
+    put(config, "seed", 2**32 - 1)
+    config_lib.validate(config)
+    assert "config.seed = 4294967296: must be below 2**32" in problem(("seed", 2**32))

@@ -124,3 +124,11 @@ def test_two_evaluations_side_by_side(tmp_path, capsys):
     assert table[3].startswith("| all | 3 |")
     assert compare.main([str(tmp_path / "a"), str(tmp_path)]) == 2
     assert "holds no evaluation" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "text"), [("prompts.jsonl", '{"a": 1}\n'), ("eval/step_000001.json", "{}")])
+def test_files_that_are_no_evaluation_are_named(tmp_path, capsys, name, text):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+    assert compare.main([str(tmp_path), str(tmp_path)]) == 2
+    assert f"{tmp_path / name} is not what an evaluation writes" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from brorl_jax.commandline import load
+from brorl_jax.commandline import guarded, load
 from brorl_jax.errors import UserError
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
@@ -101,3 +101,24 @@ def test_a_config_file_may_take_an_argument_and_import_its_neighbours(tmp_path):
     before = list(sys.path)
     assert load(f"{file}:7").n == 7
     assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (lambda _: pathlib.Path("/dev/null/run").mkdir(), "error: /dev/null/run: Not a directory\n"),
+        (lambda _: pathlib.Path("/dev/full").write_text("x"), "error: No space left on device\n"),
+    ],
+)
+def test_a_path_that_can_not_be_used_is_one_line(capsys, work, message):
+    with pytest.raises(SystemExit) as ended:
+        guarded(work)([])
+    assert (ended.value.code, capsys.readouterr().err) == (2, message)
+
+
+def test_an_error_that_is_no_file_s_keeps_its_traceback():
+    def lost(_: list[str]) -> None:
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    with pytest.raises(ConnectionResetError):
+        guarded(lost)([])

@@ -500,3 +500,28 @@ def test_what_is_missing_is_named_in_one_line(tmp_path, part):
     with pytest.raises(UserError, match="nowhere") as refused:
         train.run(c, tmp_path / "run")
     assert "\n" not in str(refused.value)
+
+
+def test_a_run_that_was_refused_leaves_no_tokenizer_to_the_next(tmp_path):
+    """The next one may have other data or another vocabulary; only a checkpoint belongs to its tokenizer."""
+
+    def tokenizer_in(workdir):
+        return assemble.model_and_tokenizer(config_lib.freeze(c), tmp_path / workdir)[1].fingerprint()
+
+    c = tiny_runs.config(tmp_path)
+    before = tokenizer_in("run")
+    c.data.train.small.prompt = "whisper {question}"
+    assert tokenizer_in("run") == tokenizer_in("fresh") != before
+    (tmp_path / "run" / "checkpoints" / "0").mkdir(parents=True)
+    other = tokenizer_in("run")
+    c.data.train.small.prompt = "{question}"
+    assert tokenizer_in("run") == other
+
+
+def test_missing_warm_up_data_is_named_in_one_line(tmp_path, monkeypatch):
+    c = tiny_runs.config(tmp_path, **{"warmup.steps": 1})
+    monkeypatch.setattr(assemble, "model_and_tokenizer", lambda _, to, f=assemble.model_and_tokenizer: f(whole, to))
+    whole = config_lib.freeze(c.copy_and_resolve_references())  # a tokenizer that is there reads no data
+    c.data.warmup.gold.path = str(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"data\.warmup: data source 'gold': no file .*nowhere"):
+        train.run(c, tmp_path / "run")

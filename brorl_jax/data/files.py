@@ -132,6 +132,8 @@ def check_row(row: Mapping[str, Any]) -> None:
             raise ValueError(f"{field} must be {FIELDS[field].__name__}, got {row[field]!r:.80}")
     if not row["id"] or not row["verifier"]:
         raise ValueError("id and verifier must not be empty")
+    if not isinstance(row["meta"].get("question", ""), str):
+        raise ValueError(f"meta['question'] must be a text, got {row['meta']['question']!r:.80}")
     messages = row.get("messages") or [{"role": "user", "content": row.get("prompt", "")}]
     for message in messages:
         if (

@@ -182,14 +182,15 @@ class _Table:
             try:
                 text, gold = _question(row, question), _gold(_column(row, answer), extract)
                 choices = _options(row, options) if options else []
+                own = row.get(preset["tolerance"]) if "tolerance" in preset else None
+                tolerance = self.tolerance or float(own or 0)
             except ValueError as error:
                 raise ValueError(f"row {index} {error}") from error
             if not text or not gold:
                 reason = "no_gold" if text else "no_question"
                 self.dropped[reason] = self.dropped.get(reason, 0) + 1
                 continue
-            own = row.get(preset["tolerance"]) if "tolerance" in preset else None
-            meta: dict[str, Any] = {"tolerance": self.tolerance or float(own or 0), "relative": self.relative}
+            meta: dict[str, Any] = {"tolerance": tolerance, "relative": self.relative}
             meta = {key: value for key, value in meta.items() if value}
             if options:
                 meta |= {"question": text, "options": choices}

@@ -27,6 +27,7 @@ from brorl_jax.data import sources as sources_lib
 from brorl_jax.data.mixture import Turns
 from brorl_jax.data.sources import Record, Source
 from brorl_jax.data.tokenizer import Tokenizer
+from brorl_jax.errors import UserError
 from brorl_jax.types import Prompt
 
 _ORDER = "grain-2"  # the order of prompts for a seed; change it when the pipeline changes
@@ -150,7 +151,7 @@ class PromptStream:
         """The next ``n`` prompts.
 
         Raises:
-            ValueError: nearly every prompt of a source is dropped, so that the wait would be endless.
+            UserError: nearly every prompt of a source is dropped, so that the wait would be endless.
         """
         return [self._next(self._turns.next()) for _ in range(n)]
 
@@ -161,7 +162,7 @@ class PromptStream:
             self._positions[name] += 1
             if prompt is not None:
                 return prompt
-        raise ValueError(
+        raise UserError(
             f"the last {_MAX_HOLES} prompts of data source {name!r} were all dropped ({self.dropped[name]}): raise "
             f"data.max_prompt_tokens (now {self._max}), hold fewer questions out, or widen the task"
         )

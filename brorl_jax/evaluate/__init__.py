@@ -46,9 +46,17 @@ def evaluate(
 
 
 def held_out_scores(
-    config: Config, tokenizer: Tokenizer, engine: Engine, grader: Grader, prompts: Mapping[str, Sequence[Prompt]]
+    config: Config,
+    tokenizer: Tokenizer,
+    engine: Engine,
+    grader: Grader,
+    prompts: Mapping[str, Sequence[Prompt]],
+    check: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, float], list[Row]]:
-    """Metrics and rows of an evaluation as ``config`` wants it, with the weights last published."""
+    """Metrics and rows of an evaluation as ``config`` wants it, with the weights last published.
+
+    ``check`` raises to end it early.
+    """
     rows = list(
         evaluate(
             engine,
@@ -58,6 +66,7 @@ def held_out_scores(
             sampling=assemble.eval_sampling(config, tokenizer),
             grader=grader,
             seed=config.seed,
+            check=check,
         )
     )
     return metrics(rows, {name: source.heading for name, source in config.data.eval.items()}), rows
@@ -84,13 +93,16 @@ def read(directory: str | os.PathLike[str]) -> list[Row]:
     """The rows of an evaluation: of ``<directory>/prompts.jsonl``, or of a training run's last one.
 
     Raises:
-        ValueError: There is no evaluation in it.
+        ValueError: There is no evaluation in it, or a file of another kind in its place.
     """
     directory = Path(directory)
     single = directory / "prompts.jsonl"
-    if single.exists():
-        return [Row(**row) for row in read_jsonl(single)[0]]
     inside = sorted((directory / "eval").glob("step_*.json"))
-    if not inside:
+    if not single.exists() and not inside:
         raise ValueError(f"{directory} holds no evaluation: neither prompts.jsonl nor eval/step_*.json")
-    return [Row(**row) for row in json.loads(inside[-1].read_text())["prompts"]]
+    file = single if single.exists() else inside[-1]
+    try:
+        rows = read_jsonl(file)[0] if file == single else json.loads(file.read_text())["prompts"]
+        return [Row(**row) for row in rows]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is not what an evaluation writes ({type(error).__name__}: {error})") from error

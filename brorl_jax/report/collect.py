@@ -286,7 +286,7 @@ def _shrink(group: Row) -> Row:
     """The group as the page shows it: equal rollouts merged, sorted by reward, the middle left out, long texts cut."""
     merged: dict[tuple[Any, ...], Row] = {}
     for row in group["rollouts"]:
-        same = tuple(row.get(key) for key in ("response", "reward", "advantage", "finish", "status", "n_tokens"))
+        same = tuple(str(row.get(key)) for key in ("response", "reward", "advantage", "finish", "status", "n_tokens"))
         merged.setdefault(same, row | {"samples": []})["samples"].append(row.get("sample"))
     rollouts = sorted(merged.values(), key=lambda r: -(number(r.get("reward")) or 0.0))
     group = group | {"distinct": len(rollouts)}

@@ -48,7 +48,7 @@ def self_test(prompts: Iterable[Prompt], grader: Grader | None = None, *, requir
         if why
     ]
     if len(failures) > len(stated) * (1 - required):
-        shown = "\n".join(failures[:SHOWN])
+        shown = "\n".join(list(dict.fromkeys(failures))[:SHOWN])  # a small source was asked several times over
         raise ValueError(
             f"the grader refuses {len(failures)} of {len(stated)} gold answers (at most {1 - required:.0%} may fail). "
             f"The verifier or its answer format does not suit this data:\n{shown}"

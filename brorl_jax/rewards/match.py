@@ -17,7 +17,13 @@ def normalise(text: str) -> str:
 
 @register("exact", default_format="boxed", where="inline")
 def exact(answer: str, prompt: Prompt) -> float:
-    """1 if the answer equals the gold after :func:`normalise`, else 0."""
+    """1 if the answer equals the gold after :func:`normalise`, else 0.
+
+    Raises:
+        ValueError: the gold is empty.
+    """
+    if not prompt.gold.strip():
+        raise ValueError("the gold answer is empty")  # 0 would be a verdict, and the run would learn nothing
     return float(normalise(answer) == normalise(prompt.gold))
 
 

@@ -113,8 +113,18 @@ class Verifier:
         return None if score is None else _checked(score)
 
     def render(self, prompt: Prompt) -> str | None:
-        """A response that states the gold answer in the prompt's own format; None where there is no single gold."""
-        gold = self.rules.gold(prompt)
+        """A response that states the gold answer in the prompt's own format; None where there is no single gold.
+
+        Raises:
+            ValueError: the prompt lacks what the verifier finds a gold answer by.
+        """
+        try:
+            gold = self.rules.gold(prompt)
+        except Exception as error:  # of verifiers of one's own, too
+            raise ValueError(
+                f"{prompt.id}: verifier {self.name!r} finds no gold answer ({type(error).__name__}: {error}); does it "
+                f"suit source {prompt.source!r}?"
+            ) from error
         return None if gold is None else self.format.render(gold)
 
 

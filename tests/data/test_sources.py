@@ -198,6 +198,7 @@ def test_any_change_of_a_prepared_row_changes_the_fingerprint(tmp_path):
         ({"id": "a-1"}, "row 2: the id 'a-1' comes twice"),
         ({"prompt": " "}, "user's and not empty"),
         ({"verifier": "nmeric"}, "unknown verifier 'nmeric'"),
+        ({"meta": {"question": 5}}, "row 2: meta['question'] must be a text, got 5"),
     ],
 )
 def test_rows_that_break_the_schema_are_named(tmp_path, change, message):

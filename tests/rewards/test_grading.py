@@ -133,6 +133,18 @@ def test_self_test_names_the_rows_that_fail():
     assert self_test([*good, prompt("99"), bad[0]]) == 100
 
 
+def test_self_test_shows_a_row_once_however_often_it_was_asked():
+    with pytest.raises(ValueError, match="refuses 64 of 64") as caught:
+        self_test([prompt("bad", gold="x")] * 64)
+    assert str(caught.value).count("s/bad, numeric:boxed") == 1
+
+
+@pytest.mark.parametrize("verifier", ["ifeval", "reasoning_gym"])
+def test_a_prompt_without_what_the_gold_is_found_by_is_named(verifier):
+    with pytest.raises(ValueError, match=f"s/7: verifier '{verifier}:.*finds no gold answer .*KeyError.*source 's'"):
+        self_test([prompt("7", verifier=verifier)])
+
+
 def test_self_test_catches_a_format_that_can_not_carry_the_gold():
     with pytest.raises(ValueError, match="exact:last_line, gold response line one"):
         self_test([prompt(gold="line one\nline two", verifier="exact:last_line")])

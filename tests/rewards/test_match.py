@@ -140,3 +140,9 @@ def test_gold_that_is_no_number_is_the_graders_failure():
 )
 def test_exact(answer, gold, score):
     assert rewards.get("exact").score(Answer(answer), prompt(gold)) == score
+
+
+def test_without_a_gold_nothing_is_judged():
+    for verifier in ("exact", "numeric", "math"):
+        with pytest.raises(ValueError, match="gold"):
+            rewards.get(verifier).score(Answer("5"), prompt(""))

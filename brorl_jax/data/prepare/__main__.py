@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = _parser().parse_args(argv)
     try:
         manifest = prepare(arguments)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     dropped = ", ".join(f"{count} {reason}" for reason, count in manifest["dropped"].items()) or "none left out"
     print(f"{arguments.out}: {manifest['rows_out']} of {manifest['rows_in']} rows ({dropped})")
@@ -93,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
 def _options(arguments: argparse.Namespace) -> Options:
     if not (arguments.near == 0 or 0 < arguments.near <= 1) or not 0 < arguments.overlap <= 1:
         raise ValueError(f"--near {arguments.near} and --overlap {arguments.overlap} must lie in (0, 1]")
+    for option in ("limit", "size"):
+        if getattr(arguments, option) < 0:
+            raise ValueError(f"--{option} {getattr(arguments, option)} must be at least 0")
     if arguments.prompt and arguments.prompt.count("{question}") != 1:
         raise ValueError(f"--prompt must contain {{question}} exactly once, got {arguments.prompt!r}")
     keep = passrates.interval(arguments.keep)
@@ -156,7 +159,10 @@ def _benchmark(paths: Sequence[str], training: Sequence[str]) -> Benchmark:
     for file in chosen:
         rows = files.read_rows(file)
         for number, row in enumerate(rows, 1):
-            questions.append(_benchmark_question(file, row))
+            try:
+                questions.append(_benchmark_question(file, row))
+            except ValueError as error:
+                raise ValueError(f"--against {file}, row {number}: {error}") from error
             places.append(f"{file.name}:{number}")
         sources.append({"file": file.name, "sha256": files.sha256(file), "questions": len(rows)})
     return Benchmark(questions, places, sources)

@@ -9,13 +9,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from brorl_jax.metrics import read_jsonl
+
+PATTERNS = ("step_*.json", "prompts.jsonl", "step_*.jsonl.gz")
+
 
 def read(paths: Iterable[str | Path]) -> dict[str, float]:
     """Mean raw reward of every prompt, over all its scored samples in all the files.
 
     Args:
-        paths: Evaluations (``eval/step_*.json``), rollouts (``rollouts/step_*.jsonl.gz``), or directories of either,
-            such as a run's own.
+        paths: Evaluations (``eval/step_*.json`` of a run, ``prompts.jsonl`` of one by itself), rollouts
+            (``rollouts/step_*.jsonl.gz``), or directories of them, such as a run's own.
 
     Returns:
         By the row's id: a prompt's id in a run is ``<source in the config>/<row id>``.
@@ -39,10 +43,10 @@ def read(paths: Iterable[str | Path]) -> dict[str, float]:
 
 def _measurements(path: Path) -> Iterator[tuple[str, list[float | None]]]:
     if path.is_dir():
-        files = sorted([*path.rglob("step_*.json"), *path.rglob("step_*.jsonl.gz")])
+        files = sorted(file for pattern in PATTERNS for file in path.rglob(pattern))
         files = [file for file in files if file.parent.name != "superseded"]  # of steps that a resume did again
         if not files:
-            raise ValueError(f"{path} holds neither evaluations nor rollouts (step_*.json, step_*.jsonl.gz)")
+            raise ValueError(f"{path} holds neither evaluations nor rollouts ({', '.join(PATTERNS)})")
         for file in files:
             yield from _measurements(file)
         return
@@ -54,7 +58,8 @@ def _measurements(path: Path) -> Iterator[tuple[str, list[float | None]]]:
                 for row in map(json.loads, lines):
                     yield row["prompt_id"], [row["reward"]]
         else:
-            for row in json.loads(path.read_text(encoding="utf-8"))["prompts"]:
+            alone = path.suffix == ".jsonl"  # grows by a line a prompt; a kill may have left half of one
+            for row in read_jsonl(path)[0] if alone else json.loads(path.read_text(encoding="utf-8"))["prompts"]:
                 yield row["prompt_id"], row["rewards"]
     except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
         raise ValueError(

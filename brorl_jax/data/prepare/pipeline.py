@@ -97,7 +97,8 @@ def convert(
             result.dropped[str(reason)] += 1
             continue
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(f"{name}, row {position}: {error}") from error
+            kind = "" if isinstance(error, ValueError) else f"of another shape than expected, {type(error).__name__}: "
+            raise ValueError(f"{name}, row {position}: {kind}{error}") from error
         if row["id"] in seen:
             raise ValueError(f"{name}, row {position}: the id {row['id']!r} comes twice")
         seen.add(row["id"])
@@ -163,7 +164,16 @@ def _failure(row: Row, reason: str, refusal: str) -> str:
 
 
 def clean(result: Result, benchmark: Benchmark, rates: Mapping[str, float], options: Options) -> None:
-    """Leaves out repeats, benchmark questions, prompts that are too hard or too easy, and what is beyond the limit."""
+    """Leaves out repeats, benchmark questions, prompts that are too hard or too easy, and what is beyond the limit.
+
+    Raises:
+        ValueError: no pass rate is of any row, so that the filter would do nothing.
+    """
+    if rates and result.rows and not any(row["id"] in rates for row in result.rows):
+        raise ValueError(
+            f"--pass-rates: none of the {len(rates)} prompts measured, such as {next(iter(rates))!r}, is one of these "
+            f"rows, such as {result.rows[0]['id']!r}; measure on this prepared set (a source of kind 'prepared')"
+        )
     if options.near:
         _drop_repeats(result, options)
     if benchmark.questions:

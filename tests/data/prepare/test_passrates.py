@@ -32,6 +32,12 @@ def test_mean_over_the_scored_samples_of_all_files(tmp_path):
     assert passrates.read([first, second]) == passrates.read([tmp_path]) == both
 
 
+def test_an_evaluation_by_itself_counts_what_it_has_finished(tmp_path):
+    lines = [json.dumps({"prompt_id": f"m/{i}", "rewards": [i, 0.0]}) + "\n" for i in (0, 1)]
+    (tmp_path / "prompts.jsonl").write_text("".join(lines) + lines[0][:9])  # killed in mid-line
+    assert passrates.read([tmp_path]) == passrates.read([tmp_path / "prompts.jsonl"]) == {"0": 0.0, "1": 0.5}
+
+
 def test_ids_with_slashes_keep_them(tmp_path):
     assert passrates.read([evaluation(tmp_path / "step_1.json", {"mix/HumanEval/3": [1.0]})]) == {"HumanEval/3": 1.0}
 

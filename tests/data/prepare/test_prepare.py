@@ -133,6 +133,15 @@ def test_prompts_are_kept_by_how_often_a_policy_solved_them(tmp_path, stories):
     assert manifest_of(tmp_path / "o")["pass_rates"]["prompts"] == 3
 
 
+def test_pass_rates_of_other_prompts_are_refused(tmp_path, stories):
+    """They would keep every row, as if the filter had been applied."""
+    (tmp_path / "step_000000.json").write_text(json.dumps({"prompts": [{"prompt_id": "train/7", "rewards": [0.0]}]}))
+    options = ["--pass-rates", str(tmp_path / "step_000000.json"), "--keep", "0.1:0.9", "--out", str(tmp_path / "o")]
+    with pytest.raises(SystemExit, match=r"none of the 1 prompts measured, such as '7'.* such as 'gsm8k-0'"):
+        main(["gsm8k", "--from", stories, *options])
+    assert not (tmp_path / "o").exists()
+
+
 def test_prepared_sets_are_joined_and_keep_what_they_are(tmp_path, stories):
     talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
     ask = {"role": "user", "content": "Say x in a box."}
@@ -225,6 +234,9 @@ def test_generated_tasks(tmp_path):
         (["gsm8k", "--from", "STORIES", "--plugins", "no_such_module"], "'no_such_module' can't be imported"),
         (["gsm8k", "--from", "STORIES", "--against", "STORIES", "nowhere.jsonl"], "no file 'nowhere.jsonl'"),
         (["mbpp", "--from", "STORIES"], "mbpp, row 0: a row has none of the fields task_id"),
+        (["codecontests", "--from", "STORIES"], "row 0: of another shape than expected, KeyError: 'public_tests'"),
+        (["gsm8k", "--from", "STORIES", "--limit", "-1"], "--limit -1 must be at least 0"),
+        (["gsm8k", "--from", "STORIES", "--out", "/dev/null/o"], "/dev/null"),
         (["prepared"], "prepared is on no hub"),
         (["reasoning_gym", "--from", "STORIES"], "is generated: it takes --tasks, --size and --seed"),
         (["reasoning_gym", "--tasks", "composite"], "can't be used"),
@@ -233,7 +245,7 @@ def test_generated_tasks(tmp_path):
 def test_mistakes_end_in_one_line(tmp_path, stories, arguments, message):
     arguments = [stories if argument == "STORIES" else argument for argument in arguments]
     with pytest.raises(SystemExit, match=re.escape(message)) as error:
-        main([*arguments, "--out", str(tmp_path / "o")])
+        main(["--out", str(tmp_path / "o"), *arguments])
     assert "\n" not in str(error.value) and not (tmp_path / "o").exists()
 
 
