@@ -69,6 +69,10 @@ def parser(example: str, finish: Callable[[Config], None]) -> Callable[[list[str
         rest = first(argv, known_only=True)
         if first.config is None:
             if any(re.match(r"--?help", arg) for arg in rest):
+                about = f"Python file with get_config(), such as {example}; --config.<field>=<value> overrides a field."
+                flags.DEFINE_string("config", None, about)
+                for name in ("config", "dry_run"):  # absl's --help shows what the main module defines itself
+                    flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
                 return flags.FLAGS(rest)
             raise UserError(f"--config is missing; for example --config={example}")
         config = load(first.config)

@@ -49,6 +49,12 @@ def test_a_mistake_is_one_line_and_writes_nothing(arguments, fragment, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("module", ["main", "plan"])
+def test_help_names_the_flags_that_the_commands_share(module, tmp_path):
+    _, out, _ = command("--help", cwd=tmp_path, program=("-m", f"brorl_jax.{module}"))
+    assert "  --config: " in out and "dry_run: " in out
+
+
 def test_a_dry_run_prints_the_resolved_config_and_writes_nothing(tmp_path):
     overrides = ["--config.rollout.n=64", "--config.data.train.sums.size", "77", "--noconfig.log.rollouts"]
     status, out, errors = command(QUICKSTART, "--workdir=run", "--dry_run", *overrides, cwd=tmp_path)

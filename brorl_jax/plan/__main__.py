@@ -15,7 +15,7 @@ from absl import app, flags
 
 from brorl_jax import config as config_lib
 from brorl_jax import devices, xla
-from brorl_jax.commandline import guarded, parser
+from brorl_jax.commandline import guarded, parser, print_dry_run
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 
@@ -56,6 +56,9 @@ def _simulate(count: int) -> None:
 def run(_: list[str]) -> None:
     """Prints the plan."""
     config = FLAGS.config
+    if FLAGS.dry_run:
+        print_dry_run(config)
+        return
     count = FLAGS.devices or config_lib.derived(config)["devices"]
     _simulate(count)
     from brorl_jax.plan import page, predict  # late: they import jax

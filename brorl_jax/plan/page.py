@@ -71,7 +71,8 @@ def _header(d: Described, target: Target, source: str, changes: fit.Changes) -> 
     config, device, batch = d.config, target.device, d.config.batch
     weights = flops.layer_params(d.cfg) + flops.head_params(d.cfg) * (1 if d.cfg.tied else 2)
     mesh = " x ".join(f"{axis}={size}" for axis, size in d.model.mesh.shape.items())
-    yield f"{config.name}: {weights / 1e9:.3g} B weights ({source})"
+    size = f"{weights / 1e9:.3g} B" if weights >= 1e9 else f"{weights / 1e6:.3g} M"
+    yield f"{config.name}: {size} weights ({source})"
     yield f"on {target.count} {target.name} of {device.memory / 1e9:g} GB ({device.source}), mesh {mesh}"
     if changes:
         yield f"  config.mesh has another number of devices, so this is proposed instead: {_named(changes)}"

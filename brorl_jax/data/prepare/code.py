@@ -23,7 +23,7 @@ _MBPP_TRAIN = range(601, 975)  # task ids; 1 to 600 are few-shot examples, test 
     prompt=CODE,
     hub=Hub("PRIME-RL/Eurus-2-RL-Data"),
     licence="MIT by its card; problems of APPS, CodeContests, TACO and Codeforces",
-    about="[V1] 24k of the 27k programming problems of Eurus-2-RL-Data, with their tests",
+    about="ProRL's 24k of the 27k programming problems of Eurus-2-RL-Data, with their tests",
 )
 def eurus_code(row: Row) -> Item:
     if column(row, "ability") != "code":

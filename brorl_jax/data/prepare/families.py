@@ -142,7 +142,7 @@ def boxed(solution: Any) -> str:
     prompt=BOXED,
     hub=Hub("agentica-org/DeepScaleR-Preview-Dataset"),
     licence="MIT",
-    about="[V1] 40k competition problems: AIME and AMC before 2023, Omni-MATH, STILL",
+    about="ProRL's 40k competition problems: AIME and AMC before 2023, Omni-MATH, STILL",
 )
 def deepscaler(row: Row) -> Item:
     return Item(column(row, "problem"), gold_text(column(row, "answer")))
@@ -200,7 +200,7 @@ _SHORT = 120  # characters: a longer solution is a derivation, not an answer
     prompt=BOXED,
     hub=Hub("EricLu/SCP-116K"),
     licence="CC-BY-NC-SA-4.0 by its card: no commercial use",
-    about="[V1] 25k of 274k problems of science textbooks, answers confirmed by DeepSeek-R1's",
+    about="ProRL's 25k of 274k problems of science textbooks, answers confirmed by DeepSeek-R1's",
 )
 def scp116k(row: Row) -> Item:
     """The paper keeps rows where GPT-4o finds R1's answer to agree with the textbook; here the flags of the set say so,
@@ -228,7 +228,7 @@ def scp116k(row: Row) -> Item:
         data_files="RL/instruction_following/instruction_following.jsonl",
     ),
     licence="ODC-BY",
-    about="[V1] 10k of 56k prompts with IFEval's verifiable instructions; no format is asked for",
+    about="ProRL's 10k of 56k prompts with IFEval's verifiable instructions; no format is asked for",
 )
 def nemotron_if(row: Row) -> Item:
     *history, last = column(row, "input", "messages")

@@ -35,7 +35,7 @@ def _reasoning_gym_rows(size: int, seed: int, chosen: Sequence[str]) -> Iterator
     verifier="reasoning_gym",
     prompt=TAG,
     licence="Apache-2.0",
-    about="[V1] puzzles of the reasoning-gym package; --tasks names tasks or categories, such as arithmetic",
+    about="ProRL's puzzles, of the reasoning-gym package; --tasks names tasks or categories, such as arithmetic",
     generate=_reasoning_gym_rows,
 )
 def reasoning_gym(row: Row) -> Item:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import stat
@@ -98,6 +99,17 @@ def test_a_command_line_for_each_server(tmp_path, monkeypatch):
         specs(tmp_path, 3, tp=2, gpus=(4, 5, 6, 7))
     with pytest.raises(UserError, match="make sglang-cpu"):
         specs(tmp_path, python="/no/python")
+
+
+def test_serve_takes_a_device_for_each_of_its_servers_and_no_addresses():
+    command = [sys.executable, "-m", "brorl_jax.rollout.serve", "--config=configs/quickstart.py", "--dry_run"]
+    command += ["--servers=2", "--config.rollout.engine=sglang", "--config.rollout.sglang.launch.gpus=4,5"]
+    command += ["--config.rollout.sglang.urls=('http://a:1',)"]  # the trainer's
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120.0)
+    sglang = json.loads(done.stdout)["config"]["rollout"]["sglang"]
+    assert (sglang["launch"]["servers"], sglang["launch"]["gpus"], sglang["urls"]) == (2, [4, 5], [])
+    done = subprocess.run([*command, "--servers=3"], capture_output=True, text=True, timeout=120.0)
+    assert done.returncode == 2 and "servers * tp * dp = 3 different device ids" in done.stderr
 
 
 def test_keys_are_in_a_private_file_not_on_the_command_line(tmp_path, monkeypatch):
