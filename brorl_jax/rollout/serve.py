@@ -32,11 +32,8 @@ POLL_S = 0.5
 
 def _finish(config: Config) -> None:
     sglang = config.rollout.sglang
-    sglang.urls, sglang.router, sglang.launch.servers = (
-        (),
-        "",
-        FLAGS.servers,
-    )  # the trainer calls them
+    sglang.urls, sglang.router = (), ""  # these are for the trainer
+    sglang.launch.servers = FLAGS.servers
     config_lib.validate(config)
     if not FLAGS.dry_run and not FLAGS.workdir:
         raise UserError("--workdir is missing; name the folder of the run, or use --dry_run")
