@@ -132,10 +132,10 @@ class Checkpointer:
             yield
         except Exception as error:  # of orbax, tensorstore, json and the file system, which have no common base
             earlier = [s for s in self.steps if step is not None and s < step]
-            instead = f"goes on from step {earlier[-1]}" if earlier else "begins anew"
+            instead = f"step {earlier[-1]} is the newest one" if earlier else "the run begins anew"
             raise ValueError(
                 f"checkpoint {step} can't be read ({type(error).__name__}: {error!s:.200}). If it is damaged, move "
-                f"{self.directory / str(step)} away: the same command then {instead}."
+                f"{self.directory / str(step)} away; then {instead}."
             ) from error
 
     def wait(self) -> None:

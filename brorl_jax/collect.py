@@ -23,6 +23,8 @@ from brorl_jax.rollout.api import Engine, Request, Sampling
 from brorl_jax.types import Finish, Group, Prompt, Status
 
 KEPT = "kept"
+FEW = 0.1  # share of informative groups below which a step deserves a warning
+MANY = 0.3  # share of truncated responses in the first step above which something is likely to be wrong
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -225,6 +227,22 @@ def _by_source(collected: Collected) -> dict[str, float]:
         out[f"source/{source}/kept"] = sum(verdict == KEPT for _, verdict in judged) / len(judged)
         out[f"source/{source}/length"] = float(np.mean([len(s.tokens) for g, _ in judged for s in g.samples]))
     return out
+
+
+def warnings(metrics: dict[str, float], *, first: bool) -> list[str]:
+    """What the figures of a step should alarm about, each to be read after "step n"; ``first``: it is the run's."""
+    found = []
+    if metrics["groups/starved"]:
+        found.append(f"is starved: {explain(metrics)}")
+    elif metrics["groups/informative"] < FEW * metrics["groups/generated"]:
+        found.append(f"learns from less than {FEW:.0%} of its groups, the data is too hard or easy: {explain(metrics)}")
+    cut = metrics.get("length/truncated_rate", 0.0)
+    if first and cut > MANY:
+        found.append(
+            f"has {cut:.0%} of its responses cut off: raise rollout.max_tokens, or see whether the model's stop ids "
+            "(generation_config.json, rollout.stop_ids) are what ends its answers"
+        )
+    return found
 
 
 def explain(metrics: dict[str, float]) -> str:

@@ -299,7 +299,8 @@ class RolloutWriter:
 
     def truncate_after(self, step: int) -> int:
         """Move the files of steps beyond ``step`` to ``rollouts/superseded/``; returns their number."""
-        late = [p for p in sorted(self.directory.glob("step_*.jsonl.gz")) if int(p.name[5:].split(".")[0]) > step]
+        numbers = {p: p.name[5:].split(".")[0] for p in sorted(self.directory.glob("step_*.jsonl.gz"))}
+        late = [p for p, number in numbers.items() if number.isdigit() and int(number) > step]  # others are not ours
         aside = self.directory / "superseded"
         for path in late:
             aside.mkdir(exist_ok=True)

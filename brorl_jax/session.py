@@ -185,7 +185,11 @@ def _write_config(config: Config, workdir: Path, *, resuming: bool) -> None:
     path = workdir / "config.json"
     text = config_lib.to_json(config)
     if resuming and path.exists() and path.read_text() != text:
-        old, new = flatten(json.loads(path.read_text())), flatten(json.loads(text))
+        try:
+            old, new = flatten(json.loads(path.read_text())), flatten(json.loads(text))
+        except (ValueError, AttributeError) as error:
+            old = new = {}
+            print(f"note: {path} can't be compared with this config ({error})", file=sys.stderr)
         for key in sorted({*old, *new}):
             if old.get(key) != new.get(key):
                 print(f"note: resuming with {key} = {new.get(key)!r}, was {old.get(key)!r}", file=sys.stderr)

@@ -232,8 +232,8 @@ def _record(
     progress.update(s.step, metrics)
     for message in s.grader.pop_errors():
         progress.note(f"step {s.step}: not graded: {message}")
-    if metrics["groups/starved"]:
-        progress.note(f"step {s.step} is starved: {collect.explain(metrics)}")
+    for warning in collect.warnings(metrics, first=s.step == 1):
+        progress.note(f"step {s.step} {warning}")
 
 
 def _stalled(s: Session) -> bool:
@@ -305,11 +305,16 @@ def _reset_reference(s: Session, metrics: Metrics) -> Metrics:
 
 
 def _finish(s: Session) -> None:
-    """Exports the weights, writes the report and says where everything is."""
+    """Writes the report, says where everything is and exports the weights."""
     s.checkpointer.close()
-    hf.save_pretrained(s.workdir / "model", s.model.cfg, s.state.params, s.model.tokenizer.directory)
     page = report.write_report([s.workdir])
     print(report.summary(s.workdir, page))
+    try:
+        hf.save_pretrained(s.workdir / "model", s.model.cfg, s.state.params, s.model.tokenizer.directory)
+    except FileExistsError as error:
+        raise UserError(
+            f"the run is done, its model not exported: {error}; the same command then exports it"
+        ) from error
     updates, skipped = int(s.state.updates), int(s.state.skipped)
     if updates == skipped:
         sys.exit(f"error: no update was made in {s.step} steps ({skipped} skipped): see groups/* in metrics.jsonl")

@@ -480,7 +480,7 @@ def test_a_damaged_checkpoint_is_named_with_the_way_out(finished, tmp_path, dama
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     message = refusal(tiny_runs.config(finished, **{"train.steps": 2}), workdir)
     assert "checkpoint 1 can't be read" in message
-    assert message.endswith(f"move {newest} away: the same command then goes on from step 0.")
+    assert message.endswith(f"move {newest} away; then step 0 is the newest one.")
 
 
 def test_another_config_on_a_resume_is_noted_and_both_are_kept(finished, tmp_path, capsys):
@@ -495,3 +495,13 @@ def test_another_config_on_a_resume_is_noted_and_both_are_kept(finished, tmp_pat
     assert json.loads((workdir / "config.json").read_text())["train"]["steps"] == 2
     (kept,) = workdir.glob("config.until_*.json")
     assert json.loads(kept.read_text()) == old
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_damaged_config_of_the_run_is_noted_and_kept(tmp_path, capsys, text):
+    c = tiny_runs.config(tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    session._write_config(c, tmp_path, resuming=True)
+    assert "config.json can't be compared with this config" in capsys.readouterr().err
+    (kept,) = tmp_path.glob("config.until_*.json")
+    assert kept.read_text() == text and json.loads((tmp_path / "config.json").read_text())["name"] == c.name

@@ -226,6 +226,32 @@ def test_metrics_by_hand():
     assert collect.explain(m) == "1 groups kept of 2 generated in 2 rounds (1 too_few_valid)"
 
 
+@pytest.mark.parametrize(
+    ("informative", "cut", "starved", "first", "expected"),
+    [
+        (10, 0.3, 0, True, []),
+        (9, 0.3, 0, False, ["learns from less than 10% of its groups"]),
+        (9, 0.31, 1, False, ["is starved: 9 groups kept of 100"]),
+        (50, 0.31, 0, True, ["has 31% of its responses cut off: raise rollout.max_tokens"]),
+        (50, 0.31, 0, False, []),
+        (0, 1.0, 1, True, ["is starved", "has 100%"]),
+    ],
+)
+def test_warnings_of_a_step(informative, cut, starved, first, expected):
+    """P19, P26."""
+    reasons = {f"groups/{name}": 0 for name in ("all_zero", "all_one", "all_equal", "too_few_valid")}
+    counts = {"generated": 100, "trained": informative, "informative": informative, "rounds": 1, "starved": starved}
+    figures = reasons | {f"groups/{name}": count for name, count in counts.items()} | {"length/truncated_rate": cut}
+    found = collect.warnings(figures, first=first)
+    assert [text[: len(start)] for text, start in zip(found, expected, strict=True)] == expected
+
+
+def test_a_step_that_only_takes_what_was_carried_is_no_cause_for_alarm():
+    world = World(*[MIXED] * 4)
+    out = world.collect(rules(2), [group(MIXED, i) for i in range(2)])
+    assert collect.warnings(collect.metrics(out), first=True) == []
+
+
 def test_metrics_of_a_source_that_only_gave_carried_groups():
     carried, new = group(MIXED, 0, "a"), group(MIXED, 1, "b")
     m = collect.metrics(collect.Collected([carried, new], [], [(new, KEPT)], 1, False))

@@ -132,3 +132,17 @@ def test_files_that_are_no_evaluation_are_named(tmp_path, capsys, name, text):
     (tmp_path / name).write_text(text)
     assert compare.main([str(tmp_path), str(tmp_path)]) == 2
     assert f"{tmp_path / name} is not what an evaluation writes" in capsys.readouterr().err
+
+
+def test_a_folder_without_checkpoints_is_named_and_stays_as_it_is(tmp_path):
+    with pytest.raises(UserError, match="nowhere has no checkpoints"):
+        standalone.run(tiny_runs.config(tmp_path / "data"), (tmp_path / "nowhere", "last"))
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("name", ["evaluation.json", "prompts.jsonl"])
+def test_results_that_can_not_be_read_are_named(trained, tmp_path, name):
+    config, workdir = trained
+    (tmp_path / name).write_text('[{"a": 1}]' if name == "evaluation.json" else '{"a": 1}\n')
+    with pytest.raises(UserError, match=name):
+        standalone.run(config, (workdir, "last"), tmp_path)

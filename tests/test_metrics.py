@@ -237,6 +237,16 @@ def test_rollouts_beyond_the_checkpoint_are_set_aside_each_time(tmp_path):
         assert len(list((writer.directory / "superseded").iterdir())) == expected
 
 
+def test_files_of_other_names_stay_where_they_are(tmp_path):
+    writer = RolloutWriter(tmp_path, "all")
+    (tmp_path / "rollouts").mkdir()
+    names = [tmp_path / "rollouts" / f"step_{name}.jsonl.gz" for name in ("000002", "of_mine")]
+    for path in names:
+        path.touch()
+    assert writer.truncate_after(1) == 1
+    assert [path.exists() for path in names] == [False, True]
+
+
 def test_phase_timer_sums_phases_and_starts_anew():
     ticks = iter([0.0, 1.0, 3.0, 4.0, 9.0, 10.0, 10.5, 11.0, 12.0])
     timer = PhaseTimer(clock=lambda: next(ticks))

@@ -518,6 +518,18 @@ def test_a_run_that_was_refused_leaves_no_tokenizer_to_the_next(tmp_path):
     assert tokenizer_in("run") == other
 
 
+def test_a_model_folder_that_holds_other_things_is_named_at_the_end_and_left_alone(tmp_path):
+    c = tiny_runs.config(tmp_path, **{"train.steps": 1})
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (notes := tmp_path / "run" / "model" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"run is done, its model not exported: .*model holds .*notes\.txt"):
+        train.run(c, tmp_path / "run")
+    assert (tmp_path / "run" / "report.html").exists() and notes.read_text() == "mine"
+    notes.unlink()
+    train.run(c, tmp_path / "run")
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
 def test_missing_warm_up_data_is_named_in_one_line(tmp_path, monkeypatch):
     c = tiny_runs.config(tmp_path, **{"warmup.steps": 1})
     monkeypatch.setattr(assemble, "model_and_tokenizer", lambda _, to, f=assemble.model_and_tokenizer: f(whole, to))

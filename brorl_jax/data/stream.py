@@ -127,7 +127,7 @@ class PromptStream:
         exclude: frozenset[str] = _NO_EXCLUSIONS,
     ):
         if not sources:
-            raise ValueError("no data source: give data.train at least one, such as kind='reasoning_gym'")
+            raise ValueError("no data source: name at least one, such as kind='reasoning_gym'")
         makers = [
             _Maker(name, sources[name], tokenizer, max_prompt_tokens, system_prompt, exclude)
             for name in sorted(sources)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
 
 # Files that make up a tokenizer, in every layout the Hub uses; copied along when weights are exported.
 _TOKENIZER_FILES = (
@@ -123,9 +124,16 @@ class Tokenizer:
 
     def _render(self, messages: Sequence[Mapping[str, str]], *, tokenize: bool = False) -> Any:
         conversation = [dict(m) for m in messages]
-        return self._tok.apply_chat_template(
-            conversation, tokenize=tokenize, add_generation_prompt=True, return_dict=False
-        )
+        try:
+            return self._tok.apply_chat_template(
+                conversation, tokenize=tokenize, add_generation_prompt=True, return_dict=False
+            )
+        except (TemplateError, TypeError) as error:  # a mistake in it, or roles that it refuses
+            roles = ", ".join(m.get("role", "?") for m in messages)
+            raise ValueError(
+                f"the chat template in {self.directory} does not take a conversation of {roles} "
+                f"({type(error).__name__}: {error})"
+            ) from error
 
     def _check_single_path(self, messages: Sequence[Mapping[str, str]]) -> None:
         ids, _ = self.encode_prompt(messages)

@@ -50,9 +50,9 @@ def run(
     model = assemble.build_model(config, checkpoint[0] if checkpoint else out)
     try:
         prompts = assemble.held_out_prompts(config, model.tokenizer)
+        rows = _resume(out, _identity(config, checkpoint, step), prompts)
     except (ValueError, FileNotFoundError) as error:
         raise UserError(str(error)) from error
-    rows = _resume(out, _identity(config, checkpoint, step), prompts)
     done = {row.prompt_id for row in rows}
     total = sum(len(chosen) for chosen in prompts.values())
     if len(done) < total:
@@ -87,6 +87,8 @@ def run(
 
 
 def _step(workdir: Path, which: str) -> int:
+    if not (workdir / "checkpoints").is_dir():  # opening them would make the folder
+        raise UserError(f"{workdir} has no checkpoints; give the --workdir of a run")
     checkpointer = Checkpointer(workdir, keep=1)
     steps, best = checkpointer.steps, checkpointer.best
     checkpointer.close()
@@ -125,7 +127,10 @@ def _resume(out: Path, identity: dict[str, Any], prompts: Mapping[str, Sequence[
     """The rows already in ``out``, each once, of prompts that are asked for."""
     path = out / "evaluation.json"
     if path.exists():
-        saved = json.loads(path.read_text())
+        try:
+            saved = dict(json.loads(path.read_text()))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{path} can't be read ({error}); choose another --out") from error
         if different := [key for key in {**identity, **saved} if identity.get(key) != saved.get(key)]:
             raise UserError(f"{out} holds an evaluation with another {', '.join(different)}; choose another --out")
     evaluate.write_json(path, identity)

@@ -78,6 +78,24 @@ def test_template_with_two_bos_is_refused(tokenizer_dir, tmp_path):
         Tokenizer(variant(tokenizer_dir, tmp_path / "double", **double))
 
 
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for %}", "TemplateSyntaxError"),
+        ("{{ messages[0]['content'] + 1 }}", "TypeError"),
+        (BOS_TEMPLATE + "{% if messages[0].role != 'user' %}{{ raise_exception('no system role') }}{% endif %}", ""),
+    ],
+)
+def test_a_template_that_fails_is_named_with_the_roles_it_was_given(tokenizer_dir, tmp_path, template, message):
+    directory = variant(tokenizer_dir, tmp_path / "broken", chat_template=template)
+    if message:
+        with pytest.raises(ValueError, match=rf"template in .*broken does not take a conversation of user \({message}"):
+            Tokenizer(directory)
+    else:  # good for questions alone
+        with pytest.raises(ValueError, match=r"of system, user \(TemplateError: no system role"):
+            Tokenizer(directory).encode_prompt(CONVERSATIONS[1])
+
+
 def test_missing_template_and_missing_directory(tokenizer_dir, tmp_path):
     with pytest.raises(ValueError, match="has no chat template"):
         Tokenizer(variant(tokenizer_dir, tmp_path / "bare", chat_template=None))
