@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import pathlib
 import re
 import runpy
@@ -90,6 +91,20 @@ def parser(example: str, finish: Callable[[Config], None]) -> Callable[[list[str
         return left
 
     return guarded(parse)
+
+
+def make_folder(flag: str, path: pathlib.Path) -> None:
+    """Makes the folder that a command writes to, before anything slow happens.
+
+    Raises:
+        UserError: It cannot be made, or not be written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{flag}={path}: {error.strerror}; name a folder that can be written") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UserError(f"{flag}={path}: may not be written; name a folder that can be written")
 
 
 def print_dry_run(config: Config) -> None:

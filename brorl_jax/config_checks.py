@@ -21,12 +21,12 @@ def check(config: Config, purpose: str = "train") -> None:
     """Runs every check in order, cheapest first; raises ``ConfigError`` at the first problem."""
     config_fields.check(config)
     _check_model(config)
+    _check_sglang(config)
     if purpose == "evaluate":
         _check_evaluation(config)
         return
     _check_data(config)
     _check_rollout(config)
-    _check_sglang(config)
     _check_algorithm(config)
     _check_reference_and_shaping(config)
     _check_batch(config)

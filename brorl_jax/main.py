@@ -15,7 +15,7 @@ from absl import app, flags, logging
 
 from brorl_jax import config as config_lib
 from brorl_jax import profiling, xla
-from brorl_jax.commandline import guarded, parser, print_dry_run
+from brorl_jax.commandline import guarded, make_folder, parser, print_dry_run
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 
@@ -37,6 +37,7 @@ def run(_: list[str]) -> None:
     if FLAGS.dry_run:
         print_dry_run(config)
         return
+    make_folder("--workdir", pathlib.Path(FLAGS.workdir))
     xla.set_cpu_flags(devices=config_lib.derived(config)["devices"])
     from brorl_jax import train  # late: importing jax takes seconds, a wrong flag should not
 

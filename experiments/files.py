@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from brorl_jax.errors import UserError
+from brorl_jax.interrupt import Interrupted
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]], digits: int) -> None:
@@ -44,7 +45,7 @@ def at_least(least: int, **values: int) -> None:
 
 
 def guarded(main: Callable[..., int]) -> Callable[..., int]:
-    """``main``, where a ``UserError`` ends as one line and is returned as status 2.
+    """``main``, where a ``UserError`` ends as one line and is returned as status 2, a signal as 128 + its number.
 
     (:func:`brorl_jax.commandline.guarded` exits instead, as absl wants of what parses flags.)
     """
@@ -56,5 +57,8 @@ def guarded(main: Callable[..., int]) -> Callable[..., int]:
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
+        except Interrupted as signal:
+            print(f"{signal}: stopped. The same command goes on from here.", file=sys.stderr)
+            return 128 + signal.signum
 
     return wrapper

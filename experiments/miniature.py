@@ -306,6 +306,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--fast", action="store_true", help="minutes instead of hours; the figures mean nothing")
     args = parser.parse_args(argv)
     size = FAST if args.fast else FULL
+    files.make_folder(args.out)
     for seed in args.seeds:
         for arm in (stage(args.out, seed, size), *arms(args.out, seed, size)):
             sweep.run([arm])

@@ -13,11 +13,14 @@ one resumes. Further ``--config.<field>=<value>`` go to every arm.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import runpy
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +29,11 @@ from brorl_jax import config as config_lib
 from brorl_jax.commandline import load
 from brorl_jax.config_fields import check_override
 from brorl_jax.errors import UserError
+from brorl_jax.interrupt import Interrupted, Stop
 from brorl_jax.metrics import read_jsonl
 from experiments import files
+
+POLL_S = 0.2
 
 
 class Arm(NamedTuple):
@@ -120,14 +126,30 @@ def run(todo: Sequence[Arm]) -> None:
 
 
 def call(name: str, command: Sequence[str]) -> None:
-    """Runs a command to its end.
+    """Runs a command to its end; it ends with us, whatever way that is.
 
     Raises:
         UserError: It failed.
+        Interrupted: A signal came; the command was told and has stopped at a safe place.
     """
-    status = subprocess.run(command, check=False).returncode
+    with Stop() as stop:
+        # In a session of its own a Ctrl-C reaches it through us alone: once, since a second one would kill it.
+        child = subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_parent)
+        while (status := child.poll()) is None:
+            try:
+                stop.check()
+            except Interrupted as signal_:
+                print(f"{signal_}: waiting for {name} to stop", file=sys.stderr, flush=True)
+                child.terminate()
+                child.wait()
+                raise
+            time.sleep(POLL_S)
     if status:
         raise UserError(f"{name} ended with status {status}; the same command goes on from here")
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 @files.guarded
@@ -158,6 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.print:
         print("\n".join(shlex.join(a.command) for a in todo))
     else:
+        files.make_folder(args.out)
         run(todo)
     return 0
 

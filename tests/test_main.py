@@ -39,6 +39,7 @@ def command(*arguments: str, cwd: pathlib.Path, program: tuple[str, ...] = ("-m"
         ([QUICKSTART, "--wokdir=run"], "Did you mean: workdir"),
         ([QUICKSTART, "--workdir=run", "--profile=5:3"], "--profile=5:3: "),
         ([QUICKSTART, "--workdir=run", "stray"], "'stray' is not a flag"),
+        ([QUICKSTART, "--workdir=/dev/null/run"], "--workdir=/dev/null/run: Not a directory; name a folder"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(arguments, fragment, tmp_path):

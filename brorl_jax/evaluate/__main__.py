@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from brorl_jax import config as config_lib
 from brorl_jax import xla
-from brorl_jax.commandline import guarded, parser, print_dry_run
+from brorl_jax.commandline import guarded, make_folder, parser, print_dry_run
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 
@@ -61,6 +61,8 @@ def run(_: list[str]) -> None:
     if FLAGS.dry_run:
         print_dry_run(config)
         return
+    if FLAGS.out:
+        make_folder("--out", Path(FLAGS.out))
     xla.set_cpu_flags(devices=config_lib.derived(config)["devices"])
     from brorl_jax.evaluate import standalone  # late: importing jax takes seconds, a wrong flag should not
     from brorl_jax.interrupt import Interrupted, Stop

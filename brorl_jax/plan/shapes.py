@@ -58,7 +58,7 @@ def model_config(config: Config, file: str | None) -> tuple[ModelConfig, str]:
         if path in KNOWN:
             return ModelConfig.from_hf(KNOWN[path]), f"{path}, as published"
     except (OSError, ValueError, UnsupportedModel) as error:
-        raise UserError(f"no model shape: {error}") from error
+        raise UserError(f"no model shape in {file or path}: {error}") from error
     raise UserError(
         f"model.path = {path}: no such directory here, and not one of the shapes that are known without a download "
         f"({', '.join(KNOWN)}); give its config.json as --model_config=FILE"

@@ -19,7 +19,7 @@ import time
 from absl import app, flags
 
 from brorl_jax import config as config_lib
-from brorl_jax.commandline import guarded, parser, print_dry_run
+from brorl_jax.commandline import guarded, make_folder, parser, print_dry_run
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 from brorl_jax.interrupt import Interrupted, Stop
@@ -44,6 +44,7 @@ def run(_: list[str]) -> None:
     if FLAGS.dry_run:
         print_dry_run(FLAGS.config)
         return
+    make_folder("--workdir", pathlib.Path(FLAGS.workdir))
     with Stop() as stop:
         try:
             serve(FLAGS.config, pathlib.Path(FLAGS.workdir), FLAGS.servers, stop)
@@ -61,7 +62,6 @@ def serve(config: Config, workdir: pathlib.Path, count: int, stop: Stop) -> None
     from brorl_jax import assemble  # late: importing jax takes seconds, a wrong flag should not
     from brorl_jax.rollout.sglang import build, launch
 
-    workdir.mkdir(parents=True, exist_ok=True)
     cfg, tokenizer = assemble.model_and_tokenizer(config, workdir)
     logs = workdir / "servers" / socket.gethostname()
     now = time.time_ns()  # seeds differ between machines and starts

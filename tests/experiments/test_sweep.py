@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import shlex
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -81,24 +85,19 @@ def small(tmp_path, monkeypatch):
     file.write_text(SWEEP.format(base=str(REPO / "configs" / "quickstart.py")))
     state = {"ran": [], "broken": {"b"}}
 
-    class Done:
-        def __init__(self, returncode):
-            self.returncode = returncode
-
-    def run(command, check):
+    def call(name, command):
         workdir = pathlib.Path(next(a for a in command if a.startswith("--workdir=")).removeprefix("--workdir="))
         state["ran"].append(f"{workdir.parent.name}/{workdir.name}")
         if workdir.parent.name in state["broken"]:
-            return Done(2)
+            raise UserError(f"{name} ended with status 2; the same command goes on from here")
         workdir.mkdir(parents=True)
         steps = load(str(REPO / "configs" / "quickstart.py")).train.steps
         (workdir / "metrics.jsonl").write_text(json.dumps({"step": steps}) + "\n")
         (workdir / "model").mkdir()
         (workdir / "model" / "config.json").write_text("")
         (workdir / "report.html").write_text("")
-        return Done(0)
 
-    monkeypatch.setattr(sweep.subprocess, "run", run)
+    monkeypatch.setattr(sweep, "call", call)
     return file, state
 
 
@@ -113,6 +112,44 @@ def test_a_cut_off_sweep_goes_on_with_what_is_not_finished(small, tmp_path, caps
     assert state["ran"][2:] == ["b/seed_0"]
     assert sweep.main(arguments) == 0
     assert state["ran"][3:] == []
+
+
+CALLER = """
+import sys, time
+from experiments import files, sweep
+
+@files.guarded
+def main(argv=None):
+    sweep.call("arm", [sys.executable, "-c", sys.argv[1]])
+
+sys.exit(main())
+"""
+ARM = """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), os._exit(143)))
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_arm_stops_at_a_safe_place_and_never_outlives_the_sweep(signum):
+    command = [sys.executable, "-c", CALLER, ARM]
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    caller = subprocess.Popen(command, env=environment, text=True, **pipes)
+    assert caller.stdout.readline() == "begun\n"
+    caller.send_signal(signum)
+    out, err = caller.communicate(timeout=20)  # until the arm has ended, too: it holds the same pipes
+    assert out == "saved\n"
+    if signum != signal.SIGKILL:
+        assert caller.returncode == 128 + signum
+        assert err.splitlines()[-1] == f"{signum.name}: stopped. The same command goes on from here."
+
+
+def test_what_an_arm_ends_with_is_said():
+    with pytest.raises(UserError, match="arm ended with status 3; the same command goes on"):
+        sweep.call("arm", [sys.executable, "-c", "raise SystemExit(3)"])
 
 
 def test_only_one_arm_of_a_job_array(small, tmp_path, capsys):

@@ -192,3 +192,8 @@ def test_settings_that_cannot_be_are_refused_in_one_line(changes, words):
         check(config(**changes))
     assert words in str(refused.value) and "\n" not in str(refused.value)
     check(config())
+
+
+def test_an_evaluation_needs_servers_as_well():
+    with pytest.raises(UserError, match=r"needs one of urls, router, launch\.servers, has none"):
+        check(config(urls=()), "evaluate")
