@@ -32,7 +32,12 @@ class Device:
     source: str
 
 
-# NVLink is given both ways together: 900 GB/s are 450 each way. Network: one 400 Gb/s card for each GPU (A100: 200).
+# How the sheets were read. H100 and H200 SXM (nvidia.com/en-us/data-center/h100, /h200): BFLOAT16 1,979 TFLOPS and TF32
+# 989 "with sparsity", dense half of it; 3.35 and 4.8 TB/s; NVLink 900 GB/s, which is both ways together, 450 each way.
+# B200 (nvidia.com/en-us/data-center/dgx-b200): eight have 72 PFLOPS of sparse FP8, bfloat16 a quarter of that when
+# dense, TF32 an eighth (briefs of HGX boards round it to 1,100); 1,440 GB, 64 TB/s, NVLink 14.4 TB/s both ways.
+# A100 80GB SXM: figures are dense. Network: a DGX has one InfiniBand card for each GPU, of 400 Gb/s (ConnectX-7), A100
+# 200 Gb/s (ConnectX-6). All are peaks; a copy between two H100 reaches about 380 of the 450 GB/s (NVIDIA/nccl #1264).
 DEVICES = {
     "b200": Device(
         kinds=("NVIDIA B200",),

@@ -1,8 +1,11 @@
 """The table of accelerators."""
 
+import jax
 import pytest
 
-from brorl_jax import devices
+from brorl_jax import assemble, devices
+from brorl_jax.config import default
+from brorl_jax.errors import UserError
 
 
 def test_devices_are_found_by_what_jax_calls_them_and_by_nothing_else():
@@ -17,3 +20,12 @@ def test_peaks_are_of_the_right_magnitude(name, intensity):
     """FLOPs per byte at which compute takes as long as memory, as roofline plots of these chips have it."""
     device = devices.DEVICES[name]
     assert device.flops / device.bandwidth == pytest.approx(intensity, rel=0.01)
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there it works")
+def test_a_kernel_of_gpus_is_refused_elsewhere_before_anything_is_built(tmp_path):
+    config = default()
+    config.model.update(attention="cudnn", compute_dtype="bfloat16")
+    with pytest.raises(UserError, match=r"model.attention = 'cudnn': needs a GPU, jax has a cpu; use 'blockwise'"):
+        assemble.build_model(config, tmp_path)
+    assert list(tmp_path.iterdir()) == []
