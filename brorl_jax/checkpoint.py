@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,9 @@ from brorl_jax.types import Finish, Group, Prompt, Sample, Status
 
 FORMAT = 1  # of the host record; raise it when its meaning changes
 METRIC = "eval/pass@1"
+
+# Orbax warns at every save without a score; most steps have none.
+logging.getLogger("absl").addFilter(lambda record: "did not provide metrics" not in str(record.msg))
 
 
 class Checkpointer:
@@ -46,6 +50,7 @@ class Checkpointer:
                         policies.BestN(get_metric_fn=lambda m: m[METRIC], n=1, keep_checkpoints_without_metrics=False),
                     ]
                 ),
+                best_fn=lambda m: m[METRIC],  # without it Orbax writes no metrics: another process sees none
                 enable_async_checkpointing=True,
             ),
         )

@@ -403,9 +403,14 @@ def test_last_k_and_the_best_by_evaluation_are_kept(tmp_path):
     kept = saver.steps
     assert kept[-2:] == [6, 7] and len(kept) == 3 and kept[0] in (3, 5)
     assert sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir()) == kept  # others are gone from disk
-    saver.save(8, tiny_state(8), [], {}, 0.95)
-    saver.wait()
-    assert saver.steps == [7, 8]
+    resumed = Checkpointer(tmp_path, keep=2)  # what another process knows is on disk
+    assert resumed.best == saver.best == kept[0]
+    resumed.save(8, tiny_state(8), [], {}, None)
+    resumed.wait()
+    assert resumed.steps == [kept[0], 7, 8]
+    resumed.save(9, tiny_state(9), [], {}, 0.95)
+    resumed.wait()
+    assert resumed.steps == [8, 9] and Checkpointer(tmp_path, keep=2).best == 9
 
 
 def test_another_format_is_refused(tmp_path, monkeypatch):
