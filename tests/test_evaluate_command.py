@@ -98,7 +98,7 @@ def test_a_step_without_checkpoint_is_named(trained, tmp_path):
     config, workdir = trained
     with pytest.raises(UserError, match=r"no checkpoint --step=7; there are: .*1, 2"):
         standalone.run(config, (workdir, "7"), tmp_path)
-    with pytest.raises(UserError, match="no checkpoint --step=last; there are: none"):
+    with pytest.raises(UserError, match="empty has no checkpoints; give the --workdir of a run"):
         standalone.run(config, (tmp_path / "empty", "last"), tmp_path)
 
 

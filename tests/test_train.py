@@ -342,7 +342,7 @@ def test_a_stalled_run_ends_early_and_whole(tmp_path, monkeypatch):
         assert (tmp_path / "run" / "checkpoints" / "2").is_dir() and (tmp_path / "run" / "model").is_dir()
 
 
-def flat_evaluation(s):
+def flat_evaluation(s, check=None):
     s.evals.append((s.step, 0.5))
     return {"eval/pass@1": 0.5}
 
