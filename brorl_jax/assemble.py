@@ -66,8 +66,7 @@ def build_model(config: Config, workdir: Path) -> Model:
     Raises:
         UserError: The model, its tokenizer or the devices are missing; the message says how to get them.
     """
-    backend = jax.default_backend()
-    if config.model.attention == "cudnn" and backend != "gpu":
+    if config.model.attention == "cudnn" and (backend := jax.default_backend()) != "gpu":
         raise UserError(f"config.model.attention = 'cudnn': needs a GPU, jax has a {backend}; use 'blockwise'")
     try:
         mesh = sharding.make_mesh(**config.mesh)

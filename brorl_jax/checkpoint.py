@@ -30,6 +30,10 @@ METRIC = "eval/pass@1"
 logging.getLogger("absl").addFilter(lambda record: "did not provide metrics" not in str(record.msg))
 
 
+def _score(metrics: Any) -> float:
+    return metrics[METRIC]
+
+
 class Checkpointer:
     """Checkpoints of one run, in ``<workdir>/checkpoints``.
 
@@ -47,10 +51,10 @@ class Checkpointer:
                 preservation_policy=policies.AnyPreservationPolicy(
                     [
                         policies.LatestN(keep),
-                        policies.BestN(get_metric_fn=lambda m: m[METRIC], n=1, keep_checkpoints_without_metrics=False),
+                        policies.BestN(get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False),
                     ]
                 ),
-                best_fn=lambda m: m[METRIC],  # without it Orbax writes no metrics: another process sees none
+                best_fn=_score,  # without it Orbax writes no metrics: another process sees none
                 enable_async_checkpointing=True,
             ),
         )
@@ -68,7 +72,7 @@ class Checkpointer:
     @property
     def best(self) -> int | None:
         """Step of the kept checkpoint with the highest held-out pass@1, if any was measured."""
-        scored = {step: metrics[METRIC] for step in self.steps if (metrics := self._manager.metrics(step))}
+        scored = {step: _score(metrics) for step in self.steps if (metrics := self._manager.metrics(step))}
         return max(scored, key=scored.__getitem__, default=None)
 
     def save(
