@@ -29,6 +29,7 @@ import numpy as np
 
 from brorl_jax import assemble, train, xla
 from brorl_jax import config as config_lib
+from brorl_jax.commandline import make_folder
 from brorl_jax.interrupt import Stop
 from brorl_jax.learner.step import Compute, make_score, make_train_step
 from brorl_jax.metrics import PhaseTimer
@@ -269,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     files.at_least(1, seeds=args.seeds, steps=args.steps)
     files.at_least(2, n=min(args.n))  # one rollout has no other to differ from
-    files.make_folder(args.out)
+    make_folder("--out", args.out)
     xla.set_cpu_flags()
     curves: list[dict[str, Any]] = []
     pairs: list[dict[str, Any]] = []

@@ -21,18 +21,6 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]], digits: int) -> None:
         writer.writerows({k: f"{v:.{digits}g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
 
 
-def make_folder(path: Path) -> None:
-    """Makes the folder of the results, before anything is computed.
-
-    Raises:
-        UserError: It cannot be made.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {path}: {error.strerror}; name a folder that can be written") from error
-
-
 def at_least(least: int, **values: int) -> None:
     """Checks whole numbers of the command line, by the name of their option.
 

@@ -26,7 +26,7 @@ from scipy import stats
 
 from brorl_jax import compare as compare_lib
 from brorl_jax import evaluate, scores
-from brorl_jax.commandline import load
+from brorl_jax.commandline import load, make_folder
 from brorl_jax.errors import UserError
 from brorl_jax.metrics import read_jsonl
 from brorl_jax.report.collect import add_axes
@@ -306,7 +306,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--fast", action="store_true", help="minutes instead of hours; the figures mean nothing")
     args = parser.parse_args(argv)
     size = FAST if args.fast else FULL
-    files.make_folder(args.out)
+    make_folder("--out", args.out)
     for seed in args.seeds:
         for arm in (stage(args.out, seed, size), *arms(args.out, seed, size)):
             sweep.run([arm])

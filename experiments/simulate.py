@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from brorl_jax.commandline import make_folder
 from brorl_jax.errors import UserError
 from brorl_jax.theory.simulator import AdamW, Record, Setup, simulate
 from experiments import files
@@ -149,7 +150,7 @@ def plan(options: argparse.Namespace) -> tuple[str, list[Case]]:
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     name, cases = plan(options)
-    files.make_folder(options.out)
+    make_folder("--out", options.out)
     seeds = range(options.seeds)
     began = time.perf_counter()
     records = run(cases, seeds, options.threads)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from brorl_jax import config as config_lib
-from brorl_jax.commandline import load
+from brorl_jax.commandline import load, make_folder
 from brorl_jax.config_fields import check_override
 from brorl_jax.errors import UserError
 from brorl_jax.interrupt import Interrupted, Stop
@@ -180,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.print:
         print("\n".join(shlex.join(a.command) for a in todo))
     else:
-        files.make_folder(args.out)
+        make_folder("--out", args.out)
         run(todo)
     return 0
 
