@@ -72,7 +72,10 @@ def session() -> aiohttp.ClientSession:
     """Connections for any number of requests at a time. Proxy variables are ignored: servers are near by."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
     plain = {"Accept-Encoding": "identity"}  # /metrics would be compressed
-    return aiohttp.ClientSession(connector=connector, headers=plain, trust_env=False, auto_decompress=False)
+    no_cookies = aiohttp.DummyCookieJar()
+    return aiohttp.ClientSession(
+        connector=connector, headers=plain, cookie_jar=no_cookies, trust_env=False, auto_decompress=False
+    )
 
 
 class Client:

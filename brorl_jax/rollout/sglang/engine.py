@@ -11,6 +11,7 @@ import atexit
 import concurrent.futures
 import contextlib
 import dataclasses
+import gc
 import itertools
 import logging
 import queue
@@ -19,7 +20,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.2  # between two looks at whether the caller was asked to stop
 CLOSE_S = 20.0
+YOUNG_OBJECTS = 20_000  # a request in flight is some 80 objects
 T = TypeVar("T")
 
 
@@ -195,8 +197,9 @@ class SGLangEngine:
         running.add_done_callback(lambda _: done.put(None))
         polling = self._submit(self._watch.poll_forever())
         try:
-            while (group := self._take(done)) is not None:
-                yield group
+            with _rare_collections():
+                while (group := self._take(done)) is not None:
+                    yield group
             running.result()
         finally:
             polling.cancel()
@@ -312,6 +315,21 @@ class SGLangEngine:
             await self._abort_all(worker)
         if self._version is not None and worker.reason:  # not serving: perhaps in the middle of an update
             await unpause(worker.client)
+
+
+@contextlib.contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Makes the garbage collector look less often, for as long as requests are in flight.
+
+    Their objects live long and become many at once. CPython's default is to look at the young ones at every 700th and
+    at all of them whenever they have grown by a quarter: a third of the client's time at 8,192 in flight.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(YOUNG_OBJECTS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _raise_file_limit() -> None:

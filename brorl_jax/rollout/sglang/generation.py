@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from brorl_jax.rollout.api import Request, Sampling
 from brorl_jax.rollout.sglang import protocol
 from brorl_jax.rollout.sglang.client import Refused, ServerFailure
-from brorl_jax.rollout.sglang.pool import Pool, Worker
+from brorl_jax.rollout.sglang.pool import Pool, State, Worker
 from brorl_jax.types import Group, Sample
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class Generation:
         worker = opened.worker
         async with worker.slots:
             rid = self.next_id()
-            if worker in self.pool.serving:
+            if worker.state is State.SERVING:
                 try:
                     await worker.client.generate(opened.body.prefill(rid), self.rules.timeout_s)
                 except ServerFailure as error:
@@ -167,7 +167,7 @@ class Generation:
         """The sample, or why this server did not deliver it."""
         async with worker.slots:
             rid, seed = self.next_id(), opened.request.seeds[index]
-            if worker not in self.pool.serving:  # died while this sample waited for a slot
+            if worker.state is not State.SERVING:  # died while this sample waited for a slot
                 return None, NOT_SENT
             try:
                 raw = await worker.client.generate(opened.body.sample(rid, seed), self.rules.timeout_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import http.server
 import threading
 
@@ -212,6 +213,16 @@ def test_giving_up_aborts_what_is_under_way(two, fakes):
     two._check = lambda: None
     cases.wait_for(lambda: not any(f.running for f in fakes), "the servers to drop what nobody waits for")
     assert two._ledger.balanced and two._ledger.cancelled == 16
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_the_collectors_thresholds_are_as_before_after_a_call(two, given_up):
+    before = gc.get_threshold()
+    generated = two.generate(cases.requests(2, 4), cases.sampling())
+    next(generated)
+    assert gc.get_threshold() == (20_000, *before[1:]) != before
+    generated.close() if given_up else list(generated)
+    assert gc.get_threshold() == before
 
 
 def test_nothing_is_published_while_a_call_is_open(two, fakes):
