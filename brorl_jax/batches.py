@@ -119,7 +119,7 @@ def mismatch_metrics(batches: Sequence[Batch], old_logps: Sequence[Any]) -> dict
     if not batches:
         return {}
     # Fetched first: outside of a compiled program, every operation on shards makes all devices talk.
-    fetched = jax.device_get(
+    fetched = sharding.fetch(
         [(old, b.rollout_logp, b.mask, b.fresh) for b, old in zip(batches, old_logps, strict=True)]
     )
     old, rollout = (np.concatenate([np.ravel(arrays[i]) for arrays in fetched]) for i in (0, 1))
@@ -142,7 +142,7 @@ def worst_samples(
             names.setdefault((sample.tokens.tobytes(), sample.logp.tobytes()), []).append((group.prompt.id, sample))
     found = []
     for batch, old in zip(batches, old_logps, strict=True):
-        b, old = jax.device_get((batch, old))
+        b, old = sharding.fetch((batch, old))
         for at in (at for at in np.ndindex(b.mask.shape[:2]) if b.fresh is None or b.fresh[at]):
             for segment in np.unique(b.segment_ids[at][b.mask[at]]):
                 place = b.segment_ids[at] == segment

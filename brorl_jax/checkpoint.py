@@ -84,7 +84,7 @@ class Checkpointer:
             step: Steps done.
             score: Held-out pass@1 measured at this step, if it was.
         """
-        arrays, meta = _pack(carried)
+        arrays, meta = pack_groups(carried)
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -109,7 +109,7 @@ class Checkpointer:
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _present(like))
         items = {"state": ocp.args.StandardRestore(abstract), "carried": ocp.args.StandardRestore()}
         restored = self._read(step, **items)
-        carried = _unpack(restored["carried"], host.pop("carried"))
+        carried = unpack_groups(restored["carried"], host.pop("carried"))
         return TrainState(**{"reference": None, **restored["state"]}), carried, host
 
     def restore_params(self, like: Any, step: int) -> Any:
@@ -176,7 +176,7 @@ def _check_shapes(step: int | None, saved: dict[str, list[int]], wanted: dict[st
         )
 
 
-def _pack(groups: list[Group]) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+def pack_groups(groups: list[Group]) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
     """Arrays concatenated (JSON would be huge at paper scale), everything else as plain values."""
     samples = [s for g in groups for s in g.samples]
     empty = np.zeros(0, np.int32)
@@ -201,7 +201,8 @@ def _pack(groups: list[Group]) -> tuple[dict[str, np.ndarray], list[dict[str, An
     return arrays, meta
 
 
-def _unpack(arrays: dict[str, Any], meta: list[dict[str, Any]]) -> list[Group]:
+def unpack_groups(arrays: dict[str, Any], meta: list[dict[str, Any]]) -> list[Group]:
+    """The groups that ``pack_groups`` was given."""
     tokens, logp = np.asarray(arrays["tokens"]), np.asarray(arrays["logp"])
     ends = np.cumsum(np.asarray(arrays["lengths"]))
     at, groups = 0, []

@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from brorl_jax import processes
+from brorl_jax.checkpoint import pack_groups, unpack_groups
 from brorl_jax.data.tokenizer import Tokenizer
+from brorl_jax.interrupt import Interrupted
 from brorl_jax.metrics import PhaseTimer
 from brorl_jax.rewards.service import Grader
 from brorl_jax.rollout.api import Engine, Request, Sampling
@@ -131,6 +136,39 @@ def rollouts(
     groups = graded(engine, tokenizer, requests, sampling, grader, timer, check)
     done = {g.samples[0].seed: g for g in groups}  # a prompt may come twice, a seed does not
     return [done[r.seeds[0]] for r in requests]
+
+
+def shared(
+    generate: Callable[[list[Request]], list[Group]], requests: Sequence[Request], timer: PhaseTimer
+) -> list[Group]:
+    """Every process generates its share of ``requests``, and gets the groups of all, in order.
+
+    Raises:
+        Interrupted: Some process was told to stop: then none has groups.
+    """
+    if processes.count() == 1:
+        return generate(list(requests))
+    own, signum = [], 0
+    try:
+        own = generate(processes.share(requests))
+    except Interrupted as signal:
+        signum = signal.signum
+    if signum := processes.agree_to_stop(signum, "rollouts"):
+        raise Interrupted(signum)
+    with timer("gather"):
+        return processes.unshare(processes.gather(own, "rollouts", _encode, _decode))
+
+
+def _encode(groups: list[Group]) -> bytes:
+    arrays, meta = pack_groups(groups)
+    file = io.BytesIO()
+    np.savez(file, meta=np.frombuffer(json.dumps(meta).encode(), np.uint8), **arrays)
+    return file.getvalue()
+
+
+def _decode(data: bytes) -> list[Group]:
+    with np.load(io.BytesIO(data)) as arrays:
+        return unpack_groups(arrays, json.loads(arrays["meta"].tobytes()))
 
 
 def collect(

@@ -259,7 +259,12 @@ def default() -> Config:
     config.log.wandb_project = ""  # empty: no Weights & Biases
     config.log.every = 1  # steps between two lines on the terminal
 
-    config.mesh = _section()  # devices = data * fsdp * context * tensor
+    config.processes = _section()  # of a run with several, see docs/scale.md
+    config.processes.start_timeout_s = 300.0  # s for all of them to come; ours
+    config.processes.lost_after_s = 30.0  # s without a sign of life after which one counts as dead; ours
+    config.processes.wait_s = 7200.0  # s, longest wait for one that lives, as at the end of a round's rollouts; ours
+
+    config.mesh = _section()  # over all processes; devices = data * fsdp * context * tensor
     config.mesh.data = 1  # replicas
     config.mesh.fsdp = 1  # shards of parameters and optimiser state; batches are split over data * fsdp
     config.mesh.context = 1  # shards of each row's tokens, for long rows

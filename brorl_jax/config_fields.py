@@ -64,7 +64,8 @@ AT_LEAST_ZERO = _paths(
 )
 ABOVE_ZERO = _paths(
     """grading.deadline_factor optim.lr optim.eps warmup.lr algo.kl.clamp algo.mismatch.high algo.eps_low
-    algo.eps_high rollout.sglang.timeout_s rollout.sglang.start_timeout_s rollout.sglang.update_timeout_s"""
+    algo.eps_high rollout.sglang.timeout_s rollout.sglang.start_timeout_s rollout.sglang.update_timeout_s
+    processes.start_timeout_s processes.lost_after_s processes.wait_s"""
 )
 # low, whether low itself is allowed, high, whether high itself is allowed
 BETWEEN = {

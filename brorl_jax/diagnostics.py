@@ -119,7 +119,7 @@ def distributions(
     for i, end in enumerate(ends):
         places[i, : len(end)] = end
     places = places.reshape(-1, slots, places.shape[1])
-    out = np.asarray(next_token(params, sharding.put_batch(mesh, batch), places))
+    out = sharding.fetch(next_token(params, sharding.put_batch(mesh, batch), places))
     out = out.reshape(-1, *out.shape[2:])
     found = np.concatenate([out[i, : len(end)] for i, end in enumerate(ends)])
     return found[np.argsort(np.concatenate(order))]

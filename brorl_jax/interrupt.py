@@ -6,6 +6,8 @@ import signal
 from types import FrameType
 from typing import Any
 
+from brorl_jax import processes
+
 
 class Interrupted(Exception):
     """Raised at a safe place after a signal; ``signum`` says which."""
@@ -36,8 +38,19 @@ class Stop:
             signal.signal(signum, signal.SIG_DFL)
             signal.raise_signal(signum)
         self._signum = signum
+        processes.ask_to_stop(signum)
+
+    @property
+    def pending(self) -> int:
+        """The signal that has come, here or to another process of the run; 0 without one."""
+        return self._signum or processes.asked_to_stop()
 
     def check(self) -> None:
         """Raises ``Interrupted`` if a signal has come."""
-        if self._signum is not None:
-            raise Interrupted(self._signum)
+        if self.pending:
+            raise Interrupted(self.pending)
+
+    def check_together(self) -> None:
+        """Raises ``Interrupted`` in all processes of the run if a signal has come to any; all must call it."""
+        if signum := processes.agree_to_stop(self.pending, "a stop signal"):
+            raise Interrupted(signum)

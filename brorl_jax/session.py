@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import optax
 
-from brorl_jax import assemble, evaluate, overlap, warmup
+from brorl_jax import assemble, evaluate, overlap, processes, warmup
 from brorl_jax import config as config_lib
 from brorl_jax.assemble import Model
 from brorl_jax.checkpoint import Checkpointer
@@ -24,6 +24,7 @@ from brorl_jax.interrupt import Stop
 from brorl_jax.learner.state import TrainState
 from brorl_jax.learner.step import make_score, make_train_step
 from brorl_jax.metrics import PhaseTimer
+from brorl_jax.models import sharding
 from brorl_jax.report.collect import flatten
 from brorl_jax.rewards import Grader, self_test
 from brorl_jax.rollout.api import Engine
@@ -37,6 +38,7 @@ class Session:
     """The parts of a run and where it stands.
 
     Attributes:
+        records: Where this process keeps its metrics: ``workdir``, unless it is one of several and not the first.
         state: The learner's state, on the mesh.
         step: Steps done.
         carried: Groups kept by the last step beyond its need.
@@ -47,6 +49,7 @@ class Session:
 
     config: Config
     workdir: Path
+    records: Path
     model: Model
     held_out: dict[str, list[Prompt]]
     prompts: PromptStream
@@ -89,7 +92,7 @@ def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> S
         UserError: Something is missing, or the data or the model are not those of the checkpoint.
     """
     workdir.mkdir(parents=True, exist_ok=True)
-    model = assemble.build_model(config, workdir)
+    model = processes.writer_first(lambda: assemble.build_model(config, workdir), "the model")
     try:
         held_out = assemble.held_out_prompts(config, model.tokenizer)
         prompts = assemble.prompt_stream(config, config.data.train, model.tokenizer, held_out)
@@ -100,7 +103,8 @@ def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> S
     checkpointer = Checkpointer(workdir, keep=config.checkpoint.keep)
     make_state, placed = assemble.training_state_maker(config, model, optimizer)
     restored = _restore(checkpointer, placed, prompts)
-    _write_config(config, workdir, resuming=restored is not None)  # not before: a refused config leaves no trace
+    if processes.is_writer():
+        _write_config(config, workdir, resuming=restored is not None)  # not before: a refused config leaves no trace
     if restored is None:
         weights = model.weights()
         if config.warmup.steps:
@@ -110,11 +114,12 @@ def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> S
     session = Session(
         config=config,
         workdir=workdir,
+        records=processes.folder(workdir),
         model=model,
         held_out=held_out,
         prompts=prompts,
         engine=assemble.build_engine(
-            config, model, workdir=workdir, incarnation=restored.get("step", 0), check=stop.check
+            config, model, workdir=workdir, incarnation=restored.get("step", 0), check=processes.lone(stop.check)
         ),
         grader=grader,
         optimizer=optimizer,
@@ -128,7 +133,7 @@ def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> S
         **restored,
     )
     try:
-        session.engine.publish(session.state.params, int(session.state.updates))
+        session.engine.publish(sharding.local_copy(session.state.params), int(session.state.updates))
         session.save()
     except BaseException:
         session.engine.close()  # servers that it started, perhaps
@@ -143,8 +148,10 @@ def _measure(
     engine = assemble.local_engine(config, model)
 
     def measure(params: Any) -> float:
-        engine.publish(params, 0)
-        scores, _ = evaluate.held_out_scores(config, model.tokenizer, engine, grader, held_out, stop.check)
+        engine.publish(sharding.local_copy(params), 0)
+        scores, _ = evaluate.held_out_scores(
+            config, model.tokenizer, engine, grader, held_out, processes.lone(stop.check)
+        )
         return scores["eval/pass@1"]
 
     return measure

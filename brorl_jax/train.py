@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from brorl_jax import assemble, batches, collect, evaluate, overlap, report, throughput
+from brorl_jax import assemble, batches, collect, evaluate, overlap, processes, report, throughput
 from brorl_jax import config as config_lib
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError
@@ -24,10 +24,10 @@ from brorl_jax.interrupt import Interrupted, Stop
 from brorl_jax.learner import optim, reference
 from brorl_jax.learner import state as state_lib
 from brorl_jax.metrics import MetricLogger, PhaseTimer, RolloutWriter, plain, rss_gib
-from brorl_jax.models import hf
+from brorl_jax.models import hf, sharding
 from brorl_jax.profiling import Profiler
 from brorl_jax.progress import Progress
-from brorl_jax.rollout.api import request
+from brorl_jax.rollout.api import Request, request
 from brorl_jax.session import Session, open_session
 from brorl_jax.types import Group, Prompt
 
@@ -52,9 +52,10 @@ def run(config: Config, workdir: Path, *, profile: range = range(0)) -> None:
         try:
             session = open_session(config, workdir, stop, grader)
             with contextlib.closing(session.engine):
-                _loop(session, Profiler(profile, workdir / "profile"))
+                _loop(session, Profiler(profile, session.records / "profile"))
         except Interrupted as signal:
-            print(f"{signal}: stopped. The same command resumes the run in {workdir}.", file=sys.stderr)
+            if processes.is_writer():
+                print(f"{signal}: stopped. The same command resumes the run in {workdir}.", file=sys.stderr)
             sys.exit(128 + signal.signum)
     _finish(session)
 
@@ -73,7 +74,7 @@ def step(s: Session) -> tuple[Metrics, Fates]:
 
     # 8. publish: the next sample comes from the new weights
     with s.timer("publish"):
-        s.engine.publish(s.state.params, int(s.state.updates))
+        s.engine.publish(sharding.local_copy(s.state.params), int(s.state.updates))
     return metrics | s.engine.metrics(), _fates(collected)
 
 
@@ -161,7 +162,11 @@ def _generator(s: Session, step: int, timer: PhaseTimer, check: Callable[[], Non
             first = seen[prompt.id] * config.rollout.n
             requests.append(request(prompt, config.rollout.n, run_seed=config.seed, step=step, first=first))
             seen[prompt.id] += 1
-        return collect.rollouts(s.engine, s.model.tokenizer, requests, sampling, s.grader, timer, check)
+
+        def rollouts(share: list[Request]) -> list[Group]:
+            return collect.rollouts(s.engine, s.model.tokenizer, share, sampling, s.grader, timer, check)
+
+        return collect.shared(rollouts, requests, timer)
 
     return generate
 
@@ -178,23 +183,24 @@ def _fates(collected: collect.Collected) -> Fates:
 
 def _loop(s: Session, profiler: Profiler) -> None:
     """Steps until ``train.steps``, or a stall of held-out accuracy. A signal leaves a checkpoint of the last step."""
-    config = s.config
+    config, main = s.config, processes.is_writer()
     logger = MetricLogger(
-        s.workdir,
-        tensorboard=config.log.tensorboard,
-        wandb_project=config.log.wandb_project,
+        s.records,
+        tensorboard=config.log.tensorboard and main,
+        wandb_project=config.log.wandb_project if main else "",
         config=config.to_dict(),
     )
-    writer = RolloutWriter(s.workdir, config.log.rollouts)
+    writer = RolloutWriter(s.records, config.log.rollouts and main)
     logger.truncate_after(s.step or -1)  # the start is measured again unless a later checkpoint holds its result
     writer.truncate_after(s.step)
     total = config.train.steps
-    with logger, profiler, Progress(total, start=s.step, title=config.name, every=config.log.every) as progress:
+    title = processes.title(config.name)
+    with logger, profiler, Progress(total, start=s.step, title=title, every=config.log.every) as progress:
         try:
             if s.step:
                 progress.note(f"resuming after step {s.step}")
             elif config.data.eval and config.eval.before_training:
-                row = _evaluate(s, s.stop.check)  # given up, it is measured anew on the resume
+                row = _evaluate(s, processes.lone(s.stop.check))  # given up, it is measured anew on the resume
                 logger.write(0, row)
                 progress.update(0, row)
             s.timer.pop()
@@ -202,7 +208,7 @@ def _loop(s: Session, profiler: Profiler) -> None:
             while s.step < total and not _stalled(s):
                 with profiler.step(s.step + 1):
                     _record(s, *step(s), logger, writer, progress)
-                s.stop.check()
+                s.stop.check_together()
         except Interrupted:
             s.save()
             s.checkpointer.close()
@@ -252,13 +258,14 @@ def _learning_rate(s: Session) -> float:
     """Of the last update that was not skipped, by the optimiser's own count."""
     counts = optax.tree_utils.tree_get_all_with_path(s.state.opt_state, "count")
     rate = optim.lr_schedule(assemble.learning_rate(s.config), s.config.optim.warmup_steps)
-    return float(rate(jnp.maximum(counts[-1][1] - 1, 0)))
+    return float(rate(jnp.maximum(jax.device_get(counts[-1][1]) - 1, 0)))
 
 
 def _evaluate(s: Session, check: Callable[[], None] = lambda: None) -> Metrics:
     """Held-out pass@1 with the present weights, also written to ``eval/``."""
     metrics, rows = evaluate.held_out_scores(s.config, s.model.tokenizer, s.engine, s.grader, s.held_out, check)
-    evaluate.write(s.workdir, s.step, metrics, rows)
+    if processes.is_writer():
+        evaluate.write(s.workdir, s.step, metrics, rows)
     if math.isfinite(metrics["eval/pass@1"]):  # an evaluation without a scored sample says nothing
         s.evals.append((s.step, metrics["eval/pass@1"]))
     return metrics
@@ -270,8 +277,8 @@ def _check_mismatch(
     """Stops the run, its rollouts written and nothing checkpointed, when engine and trainer have drifted apart."""
     limit, step = s.config.algo.mismatch.stop_above, s.step + 1
     if limit and not metrics.get("mismatch/mean", 0.0) <= limit:  # NaN stops it, too
-        dump = RolloutWriter(s.workdir, "all").write(step, _fates(collected))
-        samples, file = worst(), s.workdir / f"mismatch_step_{step:06d}.json"
+        dump = RolloutWriter(s.records, "all").write(step, _fates(collected))
+        samples, file = worst(), s.records / f"mismatch_step_{step:06d}.json"
         named = {k: plain(v) for k, v in metrics.items() if k.startswith("mismatch/")}
         file.write_text(json.dumps({"step": step, "metrics": named, "worst": samples}, indent=1))
         s.checkpointer.close()
@@ -307,14 +314,16 @@ def _reset_reference(s: Session, metrics: Metrics) -> Metrics:
 def _finish(s: Session) -> None:
     """Writes the report, says where everything is and exports the weights."""
     s.checkpointer.close()
-    page = report.write_report([s.workdir])
-    print(report.summary(s.workdir, page))
-    try:
-        hf.save_pretrained(s.workdir / "model", s.model.cfg, s.state.params, s.model.tokenizer.directory)
-    except FileExistsError as error:
-        raise UserError(
-            f"the run is done, its model not exported: {error}; the same command then exports it"
-        ) from error
+    weights = sharding.local_copy(s.state.params)
+    if processes.is_writer():
+        page = report.write_report([s.workdir])
+        print(report.summary(s.workdir, page))
+        try:
+            hf.save_pretrained(s.workdir / "model", s.model.cfg, weights, s.model.tokenizer.directory)
+        except FileExistsError as error:
+            raise UserError(
+                f"the run is done, its model not exported: {error}; the same command then exports it"
+            ) from error
     updates, skipped = int(s.state.updates), int(s.state.skipped)
     if updates == skipped:
         sys.exit(f"error: no update was made in {s.step} steps ({skipped} skipped): see groups/* in metrics.jsonl")

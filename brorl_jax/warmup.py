@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from brorl_jax import assemble
+from brorl_jax import assemble, processes
 from brorl_jax.assemble import Model
 from brorl_jax.config import Config
 from brorl_jax.data.packing import pack
@@ -52,7 +52,8 @@ def run(
     step_fn = make_train_step(model.cfg, assemble.sft_objective(config), model.compute, optimizer, placed)
     state = make_state(params)
     layout, timer = assemble.sft_layout(config), PhaseTimer()
-    logger = MetricLogger(workdir, tensorboard=config.log.tensorboard, stream="warmup")
+    tensorboard = config.log.tensorboard and processes.is_writer()
+    logger = MetricLogger(processes.folder(workdir), tensorboard=tensorboard, stream="warmup")
     logger.truncate_after(0)
     total, until = config.warmup.steps, config.warmup.until
 
@@ -61,7 +62,10 @@ def run(
         groups = [as_group(_pair(p, model, config.rollout.max_tokens)) for p in prompts]
         return sharding.put_batch(model.mesh, pack(groups, layout))
 
-    with logger, Progress(total, title="warm-up", fields=WARMUP, every=max(1, total // 10)) as progress:
+    with (
+        logger,
+        Progress(total, title=processes.title("warm-up"), fields=WARMUP, every=max(1, total // 10)) as progress,
+    ):
         batch = next_batch()
         for step in range(1, total + 1):
             state, metrics, _ = step_fn(state, batch)
@@ -83,7 +87,7 @@ def run(
             if until and row.get("eval/pass@1", 0.0) >= until:
                 progress.note(f"warm start ends: {row['eval/pass@1']:.1%} of held-out answers are right")
                 break
-            stop.check()
+            stop.check_together()
     return state.params
 
 

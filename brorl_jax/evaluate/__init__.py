@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from brorl_jax import assemble
+from brorl_jax import assemble, processes
 from brorl_jax.collect import graded
 from brorl_jax.config import Config
 from brorl_jax.data.tokenizer import Tokenizer
@@ -55,13 +55,13 @@ def held_out_scores(
 ) -> tuple[dict[str, float], list[Row]]:
     """Metrics and rows of an evaluation as ``config`` wants it, with the weights last published.
 
-    ``check`` raises to end it early.
+    Of several processes, each samples its share of the prompts; all get the whole. ``check`` raises to end it early.
     """
-    rows = list(
+    own = list(
         evaluate(
             engine,
             tokenizer,
-            prompts,
+            {name: processes.share(chosen) for name, chosen in prompts.items()},
             samples=config.eval.samples,
             sampling=assemble.eval_sampling(config, tokenizer),
             grader=grader,
@@ -69,7 +69,17 @@ def held_out_scores(
             check=check,
         )
     )
+    parts = processes.gather(own, "an evaluation", _encode, _decode)
+    rows = [row for part in parts for row in part]
     return metrics(rows, {name: source.heading for name, source in config.data.eval.items()}), rows
+
+
+def _encode(rows: list[Row]) -> bytes:
+    return json.dumps([row.to_json() for row in rows]).encode()
+
+
+def _decode(data: bytes) -> list[Row]:
+    return [Row(**row) for row in json.loads(data)]
 
 
 def write(workdir: str | os.PathLike[str], step: int, figures: Mapping[str, float], rows: Sequence[Row]) -> Path:

@@ -47,4 +47,4 @@ def reset_reference(state: TrainState, optimizer: optax.GradientTransformation, 
         return state
     # Where the old one was, scalars included: otherwise the next update would be compiled again.
     where = jax.tree.map(lambda old: old.sharding, state.opt_state)
-    return state._replace(opt_state=jax.device_put(optimizer.init(state.params), where))
+    return state._replace(opt_state=jax.jit(optimizer.init, out_shardings=where)(state.params))

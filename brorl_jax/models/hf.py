@@ -117,7 +117,8 @@ def from_pretrained(
         path: Directory with config.json and safetensors (one file, or shards with an index), or ``owner/name``.
         revision: Branch, tag or commit of a hub id.
         dtype: Floating dtype the weights are converted to while reading.
-        shardings: Tree like the weights, of what `jax.device_put` accepts; None puts them on the default device.
+        shardings: Tree like the weights; None puts them on the default device. Of several processes, each puts its own
+            part.
 
     Returns:
         The config and the weights, put on the device leaf by leaf: the host never holds more than one stacked leaf.
@@ -143,7 +144,9 @@ def from_pretrained(
             return out
 
         def put(leaf: str, value: np.ndarray, where: Mapping[str, Any] | None) -> jax.Array:
-            return jax.device_put(value, None if where is None else where[leaf])
+            if where is None:
+                return jax.device_put(value)
+            return jax.make_array_from_callback(value.shape, where[leaf], lambda place: value[place])
 
         params: Params = {}
         for leaf, shape in tree.items():

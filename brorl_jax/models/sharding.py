@@ -44,16 +44,21 @@ WEIGHT_AXES: dict[str, tuple[str | None, ...]] = {
 
 
 def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, context: int = 1) -> Mesh:
-    """A mesh over the first ``data * fsdp * context * tensor`` devices.
+    """A mesh over the first ``data * fsdp * context * tensor`` devices; over all devices of several processes.
 
     Raises:
-        ValueError: There are fewer devices than that.
+        ValueError: There are fewer devices than that, or several processes have more.
     """
     wanted, devices = data * fsdp * context * tensor, jax.devices()
     if wanted > len(devices):
         raise ValueError(
             f"mesh data={data} x fsdp={fsdp} x context={context} x tensor={tensor} needs {wanted} devices, "
             f"this machine has {len(devices)}"
+        )
+    if jax.process_count() > 1 and wanted < len(devices):
+        raise ValueError(
+            f"mesh data={data} x fsdp={fsdp} x context={context} x tensor={tensor} takes {wanted} of the "
+            f"{len(devices)} devices of {jax.process_count()} processes; let it take all, or let each process see fewer"
         )
     return Mesh(np.asarray(devices[:wanted]).reshape(data, fsdp, context, tensor), MESH_AXES)
 
@@ -98,5 +103,35 @@ def batch_sharding(mesh: Mesh, ndim: int) -> NamedSharding:
 
 
 def put_batch(mesh: Mesh, batch: Any) -> Any:
-    """A batch of host arrays on the mesh."""
-    return jax.tree.map(lambda x: jax.device_put(x, batch_sharding(mesh, np.ndim(x))), batch)
+    """A batch of host arrays on the mesh; of several processes, which all hold the batch, each puts its own part."""
+
+    def put(x: Any) -> jax.Array:
+        return jax.make_array_from_process_local_data(batch_sharding(mesh, np.ndim(x)), np.asarray(x), np.shape(x))
+
+    return jax.tree.map(put, batch)
+
+
+def local_copy(tree: Any) -> Any:
+    """Arrays that this process can use alone: itself what it holds, else a whole copy on its first device.
+
+    Processes that share the arrays must all call this.
+    """
+
+    def copy(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or x.is_fully_addressable:
+            return x
+        if not x.is_fully_replicated:
+            assert isinstance(x.sharding, NamedSharding)
+            x = jax.jit(_identity, out_shardings=NamedSharding(x.sharding.mesh, PartitionSpec()))(x)
+        return x.addressable_data(0)
+
+    return jax.tree.map(copy, tree)
+
+
+def _identity(x: jax.Array) -> jax.Array:  # one function for all calls, so that each shape is compiled once
+    return x
+
+
+def fetch(tree: Any) -> Any:
+    """Host copies of whole arrays; processes that share them must all call this."""
+    return jax.device_get(local_copy(tree))

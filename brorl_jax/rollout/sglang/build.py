@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from brorl_jax import processes
 from brorl_jax.config import Config
 from brorl_jax.data.tokenizer import Tokenizer
 from brorl_jax.models import transformer
@@ -38,11 +39,12 @@ def _fields(cfg: ModelConfig) -> dict[str, Any]:
 
 
 def folder(config: Config, workdir: Path) -> Path:
-    """Where this run's weights are published."""
+    """Where this run's weights are published; each of several processes does so for its own servers."""
     chosen = config.rollout.sglang.weights_dir
-    return (
+    where = (
         Path(chosen).expanduser().absolute() / weights.run_name(workdir) if chosen else weights.default_folder(workdir)
     )
+    return where if processes.is_writer() else where.with_name(f"{where.name}-{processes.index()}")
 
 
 def context(config: Config, cfg: ModelConfig) -> int:
@@ -94,7 +96,7 @@ def engine(
         dead_after=s.dead_after,
         start_timeout_s=s.start_timeout_s,
         update_timeout_s=s.update_timeout_s,
-        urls=tuple(s.urls),
+        urls=tuple(processes.share(s.urls)),
         router=s.router,
     )
     own = []
