@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -318,6 +319,16 @@ def learning_rate(config: Config) -> float:
 def layout(config: Config) -> Layout:
     """Shape of an RL micro-batch."""
     return Layout(config.batch.slots, config.batch.rows, config.batch.row_tokens)
+
+
+def micro_batches(config: Config, tokens: float) -> int:
+    """Of one update, for responses of equal length: a row holds as many as fit, and no two groups share a slot.
+
+    No packing of responses of at most ``tokens`` takes more.
+    """
+    shape, groups = layout(config), config_lib.derived(config)["prompts_per_update"]
+    rows = math.ceil(config.rollout.n / max(1, math.floor(shape.row_tokens / tokens)))
+    return max(1, math.ceil(groups * math.ceil(rows / shape.rows) / shape.slots))
 
 
 def sft_layout(config: Config) -> Layout:

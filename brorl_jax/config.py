@@ -226,6 +226,7 @@ def default() -> Config:
 
     config.train = _section()
     config.train.steps = 100  # steps of the loop
+    config.train.rehearse = True  # the largest update first, so that too little memory shows at once (P44)
     config.train.stop_stalled = 0  # evaluations without a new best after which it ends early; 0 = never; ours
 
     config.warmup = _section()  # supervised warm start before RL

@@ -81,6 +81,7 @@ def get_config():
     config.warmup.lr = 2e-3
 
     config.train.steps = 100
+    config.train.rehearse = False  # so small a batch fits
     config.eval.every = 20
     config.eval.samples = 4
     config.eval.temperature = 1.0

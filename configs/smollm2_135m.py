@@ -64,6 +64,7 @@ def get_config():
     config.batch.row_tokens = 24
 
     config.train.steps = 10
+    config.train.rehearse = False  # so small a batch fits
     config.eval.every = 5
     config.eval.samples = 4
     config.eval.temperature = 1.0

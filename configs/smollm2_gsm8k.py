@@ -46,6 +46,7 @@ def get_config():
     config.batch.row_tokens = 128
 
     config.train.steps = 10
+    config.train.rehearse = False  # so small a batch fits
     config.eval.every = 5
     config.eval.max_prompts = 32
     config.eval.samples = 1

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from brorl_jax import assemble
 from brorl_jax import config as config_lib
 from brorl_jax.config import Config
 from brorl_jax.devices import Device
@@ -49,7 +50,7 @@ def plan(config: Config, target: Target, model_file: str | None) -> Iterator[str
     changes = fit.choose_mesh(config, target.count, target.device.node)
     config = fit.apply(config, changes)
     config_lib.validate(config)
-    micro = predict.micro_batches(config, target.assumed.tokens)
+    micro = assemble.micro_batches(config, target.assumed.tokens)
 
     def describe(change: fit.Changes) -> Described:
         changed = fit.apply(config, change)

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 
 from brorl_jax import assemble
-from brorl_jax import config as config_lib
 from brorl_jax.config import Config
 from brorl_jax.devices import Device
 from brorl_jax.models import flops
@@ -65,13 +64,6 @@ class Time:
     @property
     def most(self) -> float:
         return self.compute + self.memory + self.network
-
-
-def micro_batches(config: Config, tokens: float) -> int:
-    """Of one update, for responses of equal length: a row holds as many as fit, and no two groups share a slot."""
-    layout, derived = assemble.layout(config), config_lib.derived(config)
-    rows = math.ceil(config.rollout.n / max(1, math.floor(layout.row_tokens / tokens)))
-    return max(1, math.ceil(derived["prompts_per_update"] * math.ceil(rows / layout.rows) / layout.slots))
 
 
 def bytes_needed(d: Described, *, scores: bool) -> dict[str, int]:

@@ -16,5 +16,6 @@ def get_config(folder):
     c.diagnostics.mass_balance_every = c.diagnostics.min_visits = 2
     c.grading.plugins = ("tiny_runs",)
     c.checkpoint.every = 1
+    c.train.rehearse = True
     c.processes.lost_after_s = 20.0
     return c

@@ -59,6 +59,7 @@ def config(folder: Path, prompts: int = PROMPTS, **changes: Any) -> Any:
     c.optim.update(lr=1e-2, base_samples=16)
     c.batch.update(slots=4, rows=4, row_tokens=6)
     c.train.steps = 4
+    c.train.rehearse = False
     c.checkpoint.update(every=0, keep=2)
     c.warmup.batch = 4
     c.log.tensorboard = False

@@ -5,6 +5,7 @@ import pathlib
 import pytest
 from absl import flags
 
+from brorl_jax import assemble
 from brorl_jax.commandline import load
 from brorl_jax.devices import DEVICES
 from brorl_jax.errors import UserError
@@ -42,8 +43,8 @@ def test_time_of_a_program_by_hand():
 
 def test_micro_batches_of_the_paper_s_step():
     """32 groups an update in 64 slots of one row: 512 rows a group at full length, 256 if two responses fit a row."""
-    assert predict.micro_batches(paper(), 15_360) == 32 * 512 // 64
-    assert predict.micro_batches(paper(), 8_000) == 32 * 256 // 64
+    assert assemble.micro_batches(paper(), 15_360) == 32 * 512 // 64
+    assert assemble.micro_batches(paper(), 8_000) == 32 * 256 // 64
 
 
 def test_meshes():
