@@ -227,6 +227,7 @@ def default() -> Config:
     config.train = _section()
     config.train.steps = 100  # steps of the loop
     config.train.rehearse = True  # the largest update first, so that too little memory shows at once (P44)
+    config.train.stall_timeout_s = 7200.0  # s without any progress after which the run is ended; 0 = off; ours (P42)
     config.train.stop_stalled = 0  # evaluations without a new best after which it ends early; 0 = never; ours
 
     config.warmup = _section()  # supervised warm start before RL

@@ -139,6 +139,9 @@ def _check_rollout(config: Config) -> None:
                 f"training rollouts need the full distribution, otherwise engine and "
                 f"trainer disagree on every token; use {neutral} (evaluation may truncate)",
             )
+    stall, response = config.train.stall_timeout_s, rollout.sglang.timeout_s
+    if rollout.engine == "sglang" and 0 < stall <= response:
+        fail("train.stall_timeout_s", stall, f"must be above rollout.sglang.timeout_s = {response:g}, or 0")
     for token in rollout.stop_ids:
         if type(token) is not int or token < 0:
             fail("rollout.stop_ids", tuple(rollout.stop_ids), "must hold token ids, whole numbers from 0")

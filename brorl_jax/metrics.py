@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from brorl_jax import watchdog
 from brorl_jax.types import Group, Sample
 
 log = logging.getLogger(__name__)
@@ -362,10 +363,12 @@ class PhaseTimer:
     def __call__(self, phase: str) -> Iterator[None]:
         """Time a phase; a phase entered several times in a step is summed, also when its body raises."""
         start = self._clock()
+        watchdog.alive(phase)
         try:
             with self._annotate(phase):
                 yield
         finally:
+            watchdog.alive(f"the end of {phase}")
             self._seconds[phase] = self._seconds.get(phase, 0.0) + self._clock() - start
 
     def pop(self) -> dict[str, float]:

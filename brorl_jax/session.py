@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import optax
 
-from brorl_jax import assemble, evaluate, overlap, processes, rehearsal, warmup
+from brorl_jax import assemble, evaluate, overlap, processes, rehearsal, warmup, watchdog
 from brorl_jax import config as config_lib
 from brorl_jax.assemble import Model
 from brorl_jax.checkpoint import Checkpointer
@@ -135,7 +135,9 @@ def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> S
     try:
         session.save()
         if config.train.rehearse and session.step < config.train.steps:
+            watchdog.alive("the rehearsal")
             session.state = rehearsal.rehearse(config, model, session.state, session.train_step, session.score)
+        watchdog.alive("publish")
         session.engine.publish(sharding.local_copy(session.state.params), int(session.state.updates))
     except BaseException:
         session.engine.close()  # servers that it started, perhaps

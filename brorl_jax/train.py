@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from brorl_jax import assemble, batches, collect, evaluate, overlap, processes, report, throughput
+from brorl_jax import assemble, batches, collect, evaluate, overlap, processes, report, throughput, watchdog
 from brorl_jax import config as config_lib
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError
@@ -48,16 +48,17 @@ def run(config: Config, workdir: Path, *, profile: range = range(0)) -> None:
         SystemExit: Stopped by a signal (status 128 + signal), or finished without a single update (status 1).
     """
     config = config_lib.freeze(config)
-    with Stop() as stop, assemble.build_grader(config) as grader:
-        try:
-            session = open_session(config, workdir, stop, grader)
-            with contextlib.closing(session.engine):
-                _loop(session, Profiler(profile, session.records / "profile"))
-        except Interrupted as signal:
-            if processes.is_writer():
-                print(f"{signal}: stopped. The same command resumes the run in {workdir}.", file=sys.stderr)
-            sys.exit(128 + signal.signum)
-    _finish(session)
+    with watchdog.watching(config.train.stall_timeout_s, processes.folder(workdir) / "stacks.txt"):
+        with Stop() as stop, assemble.build_grader(config) as grader:
+            try:
+                session = open_session(config, workdir, stop, grader)
+                with contextlib.closing(session.engine):
+                    _loop(session, Profiler(profile, session.records / "profile"))
+            except Interrupted as signal:
+                if processes.is_writer():
+                    print(f"{signal}: stopped. The same command resumes the run in {workdir}.", file=sys.stderr)
+                sys.exit(128 + signal.signum)
+        _finish(session)
 
 
 def step(s: Session) -> tuple[Metrics, Fates]:
@@ -313,6 +314,7 @@ def _reset_reference(s: Session, metrics: Metrics) -> Metrics:
 
 def _finish(s: Session) -> None:
     """Writes the report, says where everything is and exports the weights."""
+    watchdog.alive("the end of the run")
     s.checkpointer.close()
     weights = sharding.local_copy(s.state.params)
     if processes.is_writer():

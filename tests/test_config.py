@@ -139,6 +139,10 @@ IMPOSSIBLE = [
     ([("algo.kl.coef", 0.0), ("algo.reference.every", 5)], "config.algo.reference.every = 5: there is no reference"),
     ([("algo.kl.coef", 0.0), ("algo.reference.kl_spike", 0.1)], "there is no reference policy to reset"),
     ([("algo.reference.stall", 2)], "config.algo.reference.stall = 2: counts evaluations; set eval.every or 0"),
+    (
+        [("rollout.engine", "sglang"), ("rollout.sglang.urls", ("http://a:1",)), ("train.stall_timeout_s", 1800.0)],
+        "config.train.stall_timeout_s = 1800.0: must be above rollout.sglang.timeout_s = 1800, or 0",
+    ),
     ([("train.stop_stalled", 2)], "config.train.stop_stalled = 2: counts evaluations; set eval.every or 0"),
     ([("shaping.overlong_buffer", 10)], "config.shaping.overlong_penalty = 0.0: overlong_buffer and overlong_penalty"),
     ([("shaping.overlong_penalty", 1.0)], "config.shaping.overlong_buffer = 0: overlong_buffer and overlong_penalty"),

@@ -22,6 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from brorl_jax import watchdog
 from brorl_jax.config import Config, ConfigError, derived
 from brorl_jax.config_fields import leaves
 from brorl_jax.errors import UserError
@@ -253,7 +254,8 @@ def gather(value: T, what: str, encode: Callable[[T], bytes], decode: Callable[[
     """
     if _link is None:
         return [value]
-    parts = _link.gather(encode(value), what)
+    with watchdog.excused(f"waiting for other processes at {what!r}"):
+        parts = _link.gather(encode(value), what)
     return [value if i == _link.index else decode(part) for i, part in enumerate(parts)]
 
 

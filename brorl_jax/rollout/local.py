@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from brorl_jax import watchdog
 from brorl_jax.data.packing import rounded_up
 from brorl_jax.models.config import ModelConfig
 from brorl_jax.rollout import decode
@@ -238,6 +239,7 @@ class _Session:
             real_vocab=e._real_vocab, dtype=e._dtype,
         )  # fmt: skip
         after, tokens, logps = jax.device_get((after, tokens, logps))
+        watchdog.alive("a chunk of the embedded engine")
         self.token, self.position = np.array(after.token), np.array(after.position)
         self.clock = int(after.clock)
         counts = (tokens >= 0).sum(0)

@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from brorl_jax import watchdog
 from brorl_jax.rollout.api import Request, Sampling
 from brorl_jax.rollout.sglang import protocol
 from brorl_jax.rollout.sglang.client import Refused, ServerFailure
@@ -185,6 +186,8 @@ class Generation:
             except (ServerFailure, protocol.BadAnswer) as error:
                 self._failed(worker, error, rid)
                 return None, error.reason
+            finally:
+                watchdog.alive(f"an answer of {worker.url}")
         self.pool.succeeded(worker)
         self.ledger.prompt_tokens += opened.body.prompt_tokens
         self.ledger.cached_tokens += cached
