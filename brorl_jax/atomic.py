@@ -1,4 +1,4 @@
-"""Replace a directory in one step, so that a reader sees the old contents or the new, never half of either."""
+"""Replace a file or directory in one step, so that a reader sees the old contents or the new, never half of either."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fs.h
+
+
+def write_text(target: Path, text: str) -> None:
+    """``target`` becomes ``text``. A kill may leave ``<name>.partial`` beside it."""
+    partial = target.with_name(f"{target.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    _sync(partial)
+    partial.replace(target)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
+from brorl_jax import atomic, processes
 from brorl_jax.learner.state import TrainState
 from brorl_jax.types import Finish, Group, Prompt, Sample, Status
 
@@ -94,6 +96,23 @@ class Checkpointer:
             ),
             metrics=None if score is None else {METRIC: float(score)},
         )
+
+    def amend(self, step: int, host: dict[str, Any], score: float | None) -> None:
+        """Replaces some of a complete checkpoint's host record, and adds the score that it was saved without.
+
+        Orbax has no call for this, so it writes its files, each whole or not at all, the record last. The arrays are
+        not saved again: until that was done there might be no checkpoint.
+        """
+        self.wait()
+        if processes.is_writer():
+            directory = self.directory / str(step)
+            if score is not None:
+                (directory / "metrics").mkdir(exist_ok=True)
+                atomic.write_text(directory / "metrics" / "metrics", json.dumps({METRIC: float(score)}))
+            record = directory / "host" / "metadata"
+            atomic.write_text(record, json.dumps(json.loads(record.read_text()) | host))
+        processes.barrier("a late evaluation")
+        self._manager.reload()
 
     def restore(self, like: TrainState, step: int | None = None) -> tuple[TrainState, list[Group], dict[str, Any]]:
         """The latest checkpoint, or that of ``step``, placed like ``like``.

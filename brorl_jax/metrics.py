@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from brorl_jax import watchdog
+from brorl_jax import atomic, watchdog
 from brorl_jax.types import Group, Sample
 
 log = logging.getLogger(__name__)
@@ -187,6 +187,19 @@ class MetricLogger:
         self._file.flush()
         self.last_step = int(step)
         self._tell(lambda backend: backend.write(int(step), row))
+
+    def amend(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Add to the row of ``step``, if that is the last one, what is measured later."""
+        rows, _ = read_jsonl(self.path)
+        if not rows or rows[-1]["step"] != step:
+            return
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        late = {key: plain(value) for key, value in metrics.items()}
+        rows[-1] |= late
+        atomic.write_text(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+        self._tell(lambda backend: backend.write(step, late))
 
     def truncate_after(self, step: int) -> int:
         """Set aside the lines beyond ``step``, the step of the checkpoint a run resumes from.

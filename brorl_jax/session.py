@@ -45,6 +45,7 @@ class Session:
         ahead: The next step's groups where they were collected beside the last step's updates; with the carried ones.
         last_reset: Step of the last reference reset.
         evals: ``(step, held-out pass@1)`` of every evaluation.
+        owes_evaluation: That of ``step`` was given up.
     """
 
     config: Config
@@ -69,10 +70,20 @@ class Session:
     ahead: Collected | None = None
     last_reset: int = 0
     evals: list[tuple[int, float]] = dataclasses.field(default_factory=list)
+    owes_evaluation: bool = False
 
     def host_state(self) -> dict[str, Any]:
         """What a checkpoint holds besides arrays."""
-        return {"step": self.step, "prompts": self.prompts.state(), "last_reset": self.last_reset, "evals": self.evals}
+        return {
+            "step": self.step,
+            "prompts": self.prompts.state(),
+            "last_reset": self.last_reset,
+            **self.evaluations(),
+        }
+
+    def evaluations(self) -> dict[str, Any]:
+        """The part of the host's state that an evaluation changes."""
+        return {"evals": self.evals, "owes_evaluation": self.owes_evaluation}
 
     def save(self, score: float | None = None) -> None:
         """Checkpoints the run as it stands, unless that was done; ``score`` is this step's held-out pass@1, if any."""
@@ -179,6 +190,7 @@ def _restore(checkpointer: Checkpointer, placed: TrainState, prompts: PromptStre
         "step": host["step"],
         "last_reset": host["last_reset"],
         "evals": evals,
+        "owes_evaluation": host.get("owes_evaluation", False),  # absent in checkpoints of earlier versions
     }
 
 

@@ -200,8 +200,10 @@ def _loop(s: Session, profiler: Profiler) -> None:
         try:
             if s.step:
                 progress.note(f"resuming after step {s.step}")
+                if s.owes_evaluation and config.data.eval:
+                    _evaluate_late(s, logger)
             elif config.data.eval and config.eval.before_training:
-                row = _evaluate(s, processes.lone(s.stop.check))  # given up, it is measured anew on the resume
+                row = _evaluate(s)  # given up, it is measured anew on the resume
                 logger.write(0, row)
                 progress.update(0, row)
             s.timer.pop()
@@ -224,7 +226,10 @@ def _record(
     metrics |= {"optim/lr": _learning_rate(s)} | _reset_reference(s, metrics)
     if config.data.eval and config.eval.every and (s.step % config.eval.every == 0 or last):
         with s.timer("eval"):
-            metrics |= _evaluate(s)
+            try:
+                metrics |= _evaluate(s)
+            except Interrupted:  # the loop stops once this step is recorded; the resumed run evaluates it
+                s.owes_evaluation = True
         last = last or _stalled(s)
     writer.write(s.step, fates)
     metrics |= s.grader.pop_metrics() | _costs(s, metrics, [group for group, fate in fates if fate == "trained"])
@@ -262,14 +267,26 @@ def _learning_rate(s: Session) -> float:
     return float(rate(jnp.maximum(jax.device_get(counts[-1][1]) - 1, 0)))
 
 
-def _evaluate(s: Session, check: Callable[[], None] = lambda: None) -> Metrics:
-    """Held-out pass@1 with the present weights, also written to ``eval/``."""
+def _evaluate(s: Session) -> Metrics:
+    """Held-out pass@1 with the present weights, also written to ``eval/``.
+
+    Raises:
+        Interrupted: A signal came, and this is the only process: then there is no score.
+    """
+    check = processes.lone(s.stop.check)
     metrics, rows = evaluate.held_out_scores(s.config, s.model.tokenizer, s.engine, s.grader, s.held_out, check)
     if processes.is_writer():
         evaluate.write(s.workdir, s.step, metrics, rows)
     if math.isfinite(metrics["eval/pass@1"]):  # an evaluation without a scored sample says nothing
         s.evals.append((s.step, metrics["eval/pass@1"]))
     return metrics
+
+
+def _evaluate_late(s: Session, logger: MetricLogger) -> None:
+    """The evaluation that a signal ended. The step's row and checkpoint become what they would have been."""
+    logger.amend(s.step, _evaluate(s))
+    s.owes_evaluation = False
+    s.checkpointer.amend(s.step, s.evaluations(), dict(s.evals).get(s.step))
 
 
 def _check_mismatch(

@@ -303,6 +303,45 @@ def test_a_signal_amid_an_evaluation_of_untrained_weights_gives_it_up(tmp_path, 
     assert [r["step"] for r in tiny_runs.metrics(tmp_path / "run")] == [0, 1]
 
 
+def stopped_while_evaluating(monkeypatch, capsys, config, workdir, step):
+    """Runs until the evaluation after ``step``; a signal comes once its first prompt is done."""
+    prompts = []
+    signalled = send(signal.SIGTERM, lambda: True)
+
+    def graded(engine, *args, original=evaluate.graded):
+        for group in original(engine, *args):
+            if engine._version == 2 * step:  # updates a step
+                signalled()
+                prompts.append(group)
+            yield group
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluate, "graded", graded)
+        interrupted(config, workdir, capsys, 143)
+    assert len(prompts) == 1  # of 3
+
+
+@pytest.mark.parametrize("step", [3, STEPS])
+def test_a_signal_amid_an_evaluation_leaves_it_to_the_resumed_run(reference, tmp_path, monkeypatch, capsys, step):
+    """Which evaluates first, even if it is stopped once more while it does, or has nothing else to do."""
+    workdir, whole = tmp_path / "run", reference / "run"
+    for _ in range(2):
+        stopped_while_evaluating(monkeypatch, capsys, law(reference), workdir, step)
+        rows = tiny_runs.metrics(workdir)
+        assert [r["step"] for r in rows] == list(range(step + 1))
+        assert (
+            "eval/pass@1" not in rows[-1] and rows[-1]["reward/mean"] == tiny_runs.metrics(whole)[step]["reward/mean"]
+        )
+        assert tiny_runs.rollouts(workdir, step) == tiny_runs.rollouts(whole, step)
+        assert Checkpointer(workdir, keep=2).latest == step
+        assert not (workdir / "eval" / f"step_{step:06d}.json").exists()
+    train.run(law(reference), workdir)
+    tiny_runs.same_run(workdir, whole, STEPS)
+    for file in (whole / "eval").iterdir():
+        assert (workdir / "eval" / file.name).read_bytes() == file.read_bytes()
+    assert Checkpointer(workdir, keep=2).best == Checkpointer(whole, keep=2).best
+
+
 def test_a_second_signal_kills():
     code = "import os, signal\nfrom brorl_jax.interrupt import Stop\nwith Stop() as stop:\n"
     code += "    os.kill(os.getpid(), signal.SIGTERM)\n    print('asked', flush=True)\n"
@@ -411,6 +450,21 @@ def test_last_k_and_the_best_by_evaluation_are_kept(tmp_path):
     resumed.save(9, tiny_state(9), [], {}, 0.95)
     resumed.wait()
     assert resumed.steps == [8, 9] and Checkpointer(tmp_path, keep=2).best == 9
+
+
+def test_a_score_that_comes_late_counts_as_one_that_was_saved(tmp_path):
+    saver = Checkpointer(tmp_path, keep=1)
+    for step, score in ((1, 0.5), (2, None)):
+        saver.save(step, tiny_state(step), carried_groups(), {"step": step, "evals": []}, score)
+    saver.amend(2, {"evals": [[2, 0.9]]}, 0.9)
+    for step in (3, 4):
+        saver.save(step, tiny_state(step), [], {"step": step}, None)
+    saver.wait()
+    assert saver.steps == [2, 4] and Checkpointer(tmp_path, keep=1).best == 2
+    state, carried, host = saver.restore(placed(tiny_state(0)), 2)
+    jax.tree.map(np.testing.assert_array_equal, state, tiny_state(2))
+    assert_same_groups(carried, carried_groups())
+    assert host == {"step": 2, "evals": [[2, 0.9]]}
 
 
 def test_another_format_is_refused(tmp_path, monkeypatch):

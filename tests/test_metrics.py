@@ -51,6 +51,18 @@ def test_plain_values(value, expected):
     assert plain(value) == expected and type(plain(value)) is type(expected)
 
 
+def test_what_is_measured_late_joins_the_last_row(tmp_path):
+    with MetricLogger(tmp_path) as logger:
+        for step in (1, 2):
+            logger.write(step, {"a": step})
+    with MetricLogger(tmp_path) as logger:
+        logger.amend(1, {"b": 0})  # not the last one: left alone
+        logger.amend(2, {"b": np.float32(0.5), "c": float("nan")})
+        logger.write(3, {"a": 3})
+    rows = [{k: v for k, v in row.items() if k != "time"} for row in read_jsonl(tmp_path / "metrics.jsonl")[0]]
+    assert rows == [{"step": 1, "a": 1}, {"step": 2, "a": 2, "b": 0.5, "c": None}, {"step": 3, "a": 3}]
+
+
 @pytest.mark.parametrize("value", [np.zeros(2), [1], {"a": 1}, object()])
 def test_a_metric_that_is_no_scalar_is_refused(value, tmp_path):
     with MetricLogger(tmp_path) as logger, pytest.raises(TypeError, match="must be one number"):
