@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,12 +39,11 @@ VOCAB_MULTIPLE = 64  # a new model's embedding is padded to it, for the sake of 
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
-    """The network and its tokenizer.
+class Network:
+    """What is trained, on token ids.
 
     Attributes:
         cfg: Its shape.
-        tokenizer: Its tokenizer.
         weights: Loads or makes the initial weights, on the mesh.
         shapes: Their shapes and dtypes.
         compute: How it is run.
@@ -52,11 +51,17 @@ class Model:
     """
 
     cfg: ModelConfig
-    tokenizer: Tokenizer
     weights: Callable[[], Any]
     shapes: Any
     compute: Compute
     mesh: Mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class Model(Network):
+    """The network and its tokenizer."""
+
+    tokenizer: Tokenizer
 
 
 def build_model(config: Config, workdir: Path) -> Model:
@@ -73,11 +78,12 @@ def build_model(config: Config, workdir: Path) -> Model:
         mesh = sharding.make_mesh(**config.mesh)
     except ValueError as error:
         raise UserError(str(error)) from error
-    return model_of(config, *model_and_tokenizer(config, workdir), mesh)
+    cfg, tokenizer = model_and_tokenizer(config, workdir)
+    return Model(**vars(network(config, cfg, mesh, real_vocab=tokenizer.vocab_size)), tokenizer=tokenizer)
 
 
-def model_of(config: Config, cfg: ModelConfig, tokenizer: Tokenizer | None, mesh: Mesh) -> Model:
-    """A model of a known shape; without a tokenizer, every id of the embedding counts as real."""
+def network(config: Config, cfg: ModelConfig, mesh: Mesh, *, real_vocab: int | None = None) -> Network:
+    """The network of a known shape; ``real_vocab`` is the number of its tokenizer's ids, by default all embedded."""
     dtype = jnp.dtype(config.model.param_dtype)
     where = sharding.weight_shardings(mesh, cfg)
     if config.model.path:
@@ -96,7 +102,7 @@ def model_of(config: Config, cfg: ModelConfig, tokenizer: Tokenizer | None, mesh
         dtype=jnp.dtype(config.model.compute_dtype),
         remat=config.model.remat,
         head_chunk=config.model.head_chunk,
-        real_vocab=tokenizer.vocab_size if tokenizer and tokenizer.vocab_size < cfg.vocab_size else None,
+        real_vocab=real_vocab if real_vocab and real_vocab < cfg.vocab_size else None,
         temperature=config.rollout.temperature,
         sharding=sharding.slot_sharding(mesh),
         attention=config.model.attention,
@@ -107,7 +113,7 @@ def model_of(config: Config, cfg: ModelConfig, tokenizer: Tokenizer | None, mesh
         transformer.shapes(cfg),
         is_leaf=lambda x: isinstance(x, tuple),
     )
-    return Model(cfg, cast(Tokenizer, tokenizer), weights, shapes, compute, mesh)
+    return Network(cfg, weights, shapes, compute, mesh)
 
 
 def model_and_tokenizer(config: Config, workdir: Path) -> tuple[ModelConfig, Tokenizer]:
@@ -272,7 +278,7 @@ def optimizer(config: Config, lr: float, warmup_steps: int) -> optax.GradientTra
 
 
 def state_maker(
-    model: Model,
+    model: Network,
     optimizer: optax.GradientTransformation,
     *,
     reference: bool,
@@ -299,7 +305,7 @@ def state_maker(
 
 
 def training_state_maker(
-    config: Config, model: Model, optimizer: optax.GradientTransformation
+    config: Config, model: Network, optimizer: optax.GradientTransformation
 ) -> tuple[Callable[[Any], TrainState], TrainState]:
     """``state_maker`` for the state that RL trains: with a reference where there is a KL term, placed as asked for."""
     return state_maker(

@@ -7,15 +7,18 @@ stderr and exit status 2 before anything is imported, loaded or written.
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import pathlib
 import re
 import runpy
+import select
+import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -30,6 +33,10 @@ UNUSABLE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
     *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
 )
+
+WIDTH, KEY = 120, 20  # columns of what a dry run prints, and of a section's name
+P = ParamSpec("P")
+T = TypeVar("T")
 
 flags.DEFINE_bool("dry_run", False, "Print the resolved config and its derived figures; import no jax, write nothing.")
 
@@ -108,13 +115,62 @@ def make_folder(flag: str, path: pathlib.Path) -> None:
 
 
 def print_dry_run(config: Config) -> None:
-    """The resolved config and what follows from it, as JSON."""
-    print(json.dumps({"config": config.to_dict(), "derived": config_lib.derived(config)}, indent=2))
+    """What follows from the resolved config, and the config, as JSON that a person can read."""
+    print(_json({"derived": config_lib.derived(config), "config": config.to_dict()}))
+
+
+def _json(value: dict[str, Any], margin: str = "") -> str:
+    """``value`` with as many entries to a line as fit, but one where entries are objects (data sources)."""
+    one_line = json.dumps(value)
+    if "{" not in one_line[1:] and len(margin) + len(one_line) < WIDTH - KEY:
+        return one_line
+    inner = margin + "  "
+    table = bool(margin) and all(isinstance(v, dict) for v in value.values())
+    lines = [inner]
+    for key, item in value.items():
+        nested = isinstance(item, dict)
+        entry = f"{json.dumps(key)}: {_json(item, inner) if nested and not table else json.dumps(item)}, "
+        if lines[-1] != inner and (nested or len(lines[-1] + entry) > WIDTH):
+            lines.append(inner)
+        lines[-1] += entry
+        if nested:
+            lines.append(inner)
+    lines = [line.rstrip() for line in lines if line != inner]
+    return "\n".join(["{", *lines]).removesuffix(",") + f"\n{margin}}}"
+
+
+def piped(main: Callable[P, T]) -> Callable[P, T]:
+    """``main``, ended without a traceback when nobody reads its output any more (``| head``): status 141.
+
+    SIGPIPE itself would do the same, but also for every socket and every other pipe.
+    """
+
+    @functools.wraps(main)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            try:
+                return main(*args, **kwargs)
+            finally:
+                sys.stdout.flush()  # here and not at the interpreter's end, where nobody could catch it
+        except BrokenPipeError:
+            if not _unread(sys.stdout.fileno()):
+                raise  # another pipe
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left to be flushed
+            sys.exit(128 + signal.SIGPIPE)
+
+    return wrapper
+
+
+def _unread(pipe: int) -> bool:
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def guarded(function: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
     """``function``, with a ``UserError`` or a path that can't be used shown as one line and exit status 2."""
 
+    @piped
     def wrapper(argv: list[str]) -> Any:
         try:
             return function(argv)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from brorl_jax import evaluate, scores
+from brorl_jax.commandline import piped
 from brorl_jax.scores import Difference
 
 
@@ -31,6 +32,7 @@ def markdown(differences: Mapping[str, Difference]) -> str:
     return "\n".join(lines) + "\n"
 
 
+@piped
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the table; returns the exit status."""
     parser = argparse.ArgumentParser(

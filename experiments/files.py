@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from brorl_jax.commandline import piped
 from brorl_jax.errors import UserError
 from brorl_jax.interrupt import Interrupted
 
@@ -38,6 +39,7 @@ def guarded(main: Callable[..., int]) -> Callable[..., int]:
     (:func:`brorl_jax.commandline.guarded` exits instead, as absl wants of what parses flags.)
     """
 
+    @piped
     @functools.wraps(main)
     def wrapper(argv: Sequence[str] | None = None) -> int:
         try:

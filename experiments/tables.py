@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from brorl_jax.commandline import piped
 from brorl_jax.metrics import read_jsonl
 from brorl_jax.report.collect import add_axes, check_run
 
@@ -282,6 +283,7 @@ def _source(t: Table) -> str:
 FORMATS = {"text": as_text, "markdown": as_markdown, "latex": as_latex, "csv": as_csv}
 
 
+@piped
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the tables; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m experiments.tables", description="The paper's tables.")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
 import pytest
 
-from brorl_jax.commandline import guarded, load
+from brorl_jax.commandline import guarded, load, piped, print_dry_run
+from brorl_jax.config import default, derived, source
 from brorl_jax.errors import UserError
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
@@ -78,8 +80,50 @@ def test_a_dry_run_of_a_paper_arm_needs_neither_model_nor_jax(name, samples, rat
     status, out, errors = command(config, "--dry_run", cwd=tmp_path, program=program)
     assert (status, errors) == (0, [])
     derived = json.loads(out)["derived"]
+    assert next(iter(json.loads(out))) == "derived" and len(out.splitlines()) < 200  # over 98 held-out sources
     assert (derived["samples_per_step"], derived["updates_per_step"]) == (samples, 4)
     assert derived["learning_rate"] == pytest.approx(rate, rel=1e-6)
+
+
+def test_a_dry_run_shows_every_value_whatever_it_holds(capsys):
+    config = default()
+    config.name = 'a, {"b": 1},\n'
+    config.data.train.odd = source("jsonl", path='x"}, ', params={"deep": {"er": [1, {"and": None}]}, "none": {}})
+    print_dry_run(config)
+    assert json.loads(capsys.readouterr().out) == {
+        "derived": derived(config),
+        "config": json.loads(json.dumps(config.to_dict())),  # tuples are lists
+    }
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        ("-m", "brorl_jax.main", f"--config={REPO}/configs/brorl_n512.py", "--dry_run"),
+        ("-m", "brorl_jax.main", "--help"),
+        ("-m", "experiments.sweep", f"--config={REPO}/configs/sweeps/n_paper.py", "--out=runs", "--print"),
+        ("-m", "experiments.tables"),
+    ],
+)
+def test_output_that_nobody_reads_any_more_is_no_traceback(program):
+    """As with ``| head``, which closes its end once it has its lines."""
+    read, write = os.pipe()
+    os.close(read)
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONDONTWRITEBYTECODE": "1"}
+    with os.fdopen(write) as out:
+        done = subprocess.run(
+            [sys.executable, *program], cwd=REPO, env=environment, stdout=out, stderr=subprocess.PIPE, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_another_broken_pipe_is_not_taken_for_the_readers(capfd):
+    @piped
+    def main():
+        raise BrokenPipeError("a worker's")
+
+    with pytest.raises(BrokenPipeError, match="a worker's"):
+        main()
 
 
 @pytest.mark.parametrize(

