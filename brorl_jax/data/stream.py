@@ -31,7 +31,8 @@ from brorl_jax.errors import UserError
 from brorl_jax.types import Prompt
 
 _ORDER = "grain-2"  # the order of prompts for a seed; change it when the pipeline changes
-_MAX_HOLES = 20_000
+_MAX_HOLES = 20_000  # in a row, for whatever reasons
+_MAX_TOO_LONG = 1_000  # of them; a source of which one prompt in a hundred fits has so many with probability 4e-5
 _NO_EXCLUSIONS: frozenset[str] = frozenset()
 
 
@@ -60,6 +61,7 @@ class _Maker:
         self.name = name
         self.source: Source = sources_lib.load(name, config)
         self.dropped: dict[str, int] = {"too_long": 0, "held_out": 0, **self.source.dropped}
+        self._shortest = 0  # tokens, of those too long
         self.config: Mapping[str, Any] = config
         self._template: str = config.get("prompt", "{question}")
         self._tokenizer, self._max, self._system, self._exclude = tokenizer, max_prompt_tokens, system_prompt, exclude
@@ -75,6 +77,7 @@ class _Maker:
         tokens, text = self._tokenizer.encode_prompt([*system, *record.history, user])
         if len(tokens) > self._max:
             self.dropped["too_long"] += 1
+            self._shortest = min(len(tokens), self._shortest or len(tokens))
             return None
         return Prompt(
             id=f"{self.name}/{record.key}",
@@ -85,6 +88,14 @@ class _Maker:
             source=self.name,
             meta={"question": record.bare, **record.meta},
         )
+
+    def check_lengths(self, since: int = 0) -> None:
+        """Raises ``UserError`` if too many prompts were too long since there were ``since``, none having fitted."""
+        if self.dropped["too_long"] - since >= _MAX_TOO_LONG:
+            raise UserError(
+                f"no prompt of data source {self.name!r} fits data.max_prompt_tokens = {self._max}: of {_MAX_TOO_LONG} "
+                f"tried, the shortest has {self._shortest} tokens; raise it, or choose an easier task"
+            )
 
     def describe(self) -> dict[str, str]:
         """What the order and content of this source's prompts depend on."""
@@ -132,6 +143,7 @@ class PromptStream:
             _Maker(name, sources[name], tokenizer, max_prompt_tokens, system_prompt, exclude)
             for name in sorted(sources)
         ]
+        self._makers = {m.name: m for m in makers}
         self.dropped = {m.name: m.dropped for m in makers}
         self._max = max_prompt_tokens
         self._turns = Turns({m.name: m.config.get("weight", 1.0) for m in makers})
@@ -156,12 +168,14 @@ class PromptStream:
         return [self._next(self._turns.next()) for _ in range(n)]
 
     def _next(self, name: str) -> Prompt:
-        order = self._orders[name]
+        order, maker = self._orders[name], self._makers[name]
+        too_long = maker.dropped["too_long"]
         for _ in range(_MAX_HOLES):
             prompt = order[self._positions[name]]
             self._positions[name] += 1
             if prompt is not None:
                 return prompt
+            maker.check_lengths(too_long)
         raise UserError(
             f"the last {_MAX_HOLES} prompts of data source {name!r} were all dropped ({self.dropped[name]}): raise "
             f"data.max_prompt_tokens (now {self._max}), hold fewer questions out, or widen the task"
@@ -255,6 +269,8 @@ def held_out(
         identity = question_hash(record.bare)
         if identity not in chosen and (prompt := maker.make(record)) is not None:
             chosen[identity] = (index, prompt)
+        if maker.source.lazy and not chosen:
+            maker.check_lengths()
     if not chosen:
         raise ValueError(f"no prompt of evaluation source {name!r} fits {max_prompt_tokens} tokens: {maker.dropped}")
     return [prompt for _, prompt in sorted(chosen.values(), key=lambda pair: pair[0])]

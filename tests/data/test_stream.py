@@ -16,6 +16,7 @@ from brorl_jax import rewards
 from brorl_jax.data import stream as stream_lib
 from brorl_jax.data.mixture import Turns
 from brorl_jax.data.stream import PromptStream, exclusions, held_out, question_hash, sample_texts, warmup_pair
+from brorl_jax.errors import UserError
 
 ADDITION = {
     "kind": "reasoning_gym",
@@ -227,6 +228,51 @@ def test_long_prompts_of_a_procedural_source_are_holes(make, monkeypatch):
     monkeypatch.setattr(stream_lib, "_MAX_HOLES", 50)
     with pytest.raises(ValueError, match=r"last 50 prompts of data source 'rg' were all dropped.*max_prompt_tokens"):
         make({"rg": mixed}, max_prompt_tokens=5).take(1)
+
+
+def test_a_procedural_source_of_prompts_too_long_is_refused_soon(make, tokenizer, monkeypatch):
+    """With what it takes to mend it: with as many tokens as the shortest of them has, prompts come."""
+    monkeypatch.setattr(stream_lib, "_MAX_TOO_LONG", 40)
+    made = []
+    monkeypatch.setattr(tokenizer, "encode_prompt", counted(tokenizer.encode_prompt, made))
+    refusal = r"no prompt of data source 'rg' fits data.max_prompt_tokens = 5: of 40 tried, the shortest has"
+    found = []
+    for ask in (
+        lambda: make({"rg": ADDITION}, max_prompt_tokens=5).take(1),
+        lambda: held_out("rg", ADDITION, tokenizer, max_prompts=9, max_prompt_tokens=5),
+    ):
+        made.clear()
+        with pytest.raises(UserError, match=refusal) as refused:
+            ask()
+        assert len(made) == 40
+        found.append(min(made))
+        assert f"has {found[-1]} tokens" in str(refused.value) and "\n" not in str(refused.value)
+    assert make({"rg": ADDITION}, max_prompt_tokens=found[0]).take(1)
+
+
+def counted(encode, lengths):
+    def encode_prompt(messages):
+        tokens, text = encode(messages)
+        lengths.append(len(tokens))
+        return tokens, text
+
+    return encode_prompt
+
+
+def test_few_that_fit_are_waited_for(make, monkeypatch):
+    """Only those in a row count."""
+    mixed = {**ADDITION, "params": {"min_terms": 2, "max_terms": 5, "min_digits": 1, "max_digits": 1}}
+    lengths = [len(p.tokens) for p in make({"rg": mixed}, max_prompt_tokens=200).take(120)]
+    limit = sorted(lengths)[30]
+    fits = [n <= limit for n in lengths]
+    end = 120 - fits[::-1].index(True)  # of what is visited below
+    longest = max(len(row) for row in "".join("ab"[fit] for fit in fits[:end]).split("b"))
+    assert fits.count(False) > longest + 1 > 2
+    monkeypatch.setattr(stream_lib, "_MAX_TOO_LONG", longest + 1)
+    assert make({"rg": mixed}, max_prompt_tokens=limit).take(sum(fits))
+    monkeypatch.setattr(stream_lib, "_MAX_TOO_LONG", longest)
+    with pytest.raises(UserError, match="the shortest has"):
+        make({"rg": mixed}, max_prompt_tokens=limit).take(sum(fits))
 
 
 def test_held_out_questions_never_appear_in_training(make, tokenizer):
