@@ -65,7 +65,9 @@ def write_served(directory: Path) -> None:
     rates = {"samples_per_s": 30.0, "server_tokens_per_s": 110.0, "publish_s": 0.2, "cache_hit_rate": 0.87}
     counts = {"running_mean": 20.0, "queued_mean": 0.0, "retries": 0.0, "dropped": 0.0, "servers": 2.0}
     engine = {f"engine/{name}": value for name, value in (rates | counts).items()}
-    rows = [{"step": step, "time": 1e9 + step, "reward/mean": 0.1 * step} | engine for step in (1, 2, 3)]
+    spent = {"time/rollout_s": 3.0, "time/update_s": 1.0, "time/step_s": 4.5}
+    rows = [{"step": 0, "time": 1e9, "eval/pass@1": 0.1}]  # of the weights that it began with
+    rows += [{"step": step, "time": 1e9 + step, "reward/mean": 0.1 * step} | engine | spent for step in (1, 2, 3)]
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 

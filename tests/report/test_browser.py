@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -94,8 +95,21 @@ def test_the_panels_of_rollout_servers(open_page):
     titles = "Generation|Server tokens|Publishing|Prefix cache|Requests running|Requests queued|Attempts that failed"
     assert section.locator("h3").all_inner_texts() == [*titles.split("|"), "Samples dropped", "Servers"]
     dropped = section.locator(".chart", has=page.get_by_role("heading", name="Samples dropped"))
-    assert dropped.locator("text.tick.end").all_text_contents()[0] == "0"  # none is less than nothing
+    assert (
+        dropped.locator("line.grid").count() == 2 and "0.5" not in dropped.text_content()
+    )  # whole samples, not below 0
+    missing = page.locator("#curves > p.aside").text_content()
+    assert "entropy, KL to the reference, " in missing and "model FLOPs utilisation" in missing
     assert page.seen == []
+
+
+def test_times_begin_with_the_first_step_not_with_the_evaluation_before_it(open_page):
+    page = open_page("served")
+    svg = page.locator(".chart", has=page.get_by_role("heading", name="Time of a step")).locator("svg")
+    paths = svg.locator("path.area").evaluate_all("nodes => nodes.map((n) => n.getAttribute('d'))")
+    assert len(paths) == 3  # rollout, update, other
+    first = [float(y) for y in re.findall(r"[ML][\d.]+,([\d.]+)", paths[0])]
+    assert len(first) == 6 and len(set(first[:3])) == 1  # three steps of equal time, there and back
 
 
 def test_security_policy_stops_what_the_report_did_not_write(open_page):

@@ -80,7 +80,8 @@ function nearest(xs, x) {
 }
 
 /**
- * A figure with a title and a plot. `spec`: {title, hint, format, bounds?: [lo, hi], clip?: bool, stack?: bool}.
+ * A figure with a title and a plot. `spec`: {title, hint, format, bounds?: [lo, hi], clip?: bool, stack?: bool,
+ * whole?: bool, of what only whole numbers make sense}.
  * `draw(series, view)` draws series [{name, color, dash, x, y, raw}] with view {axis: {label, time}, weight}.
  */
 function chart(spec) {
@@ -117,7 +118,7 @@ function paint(plot, tip, note, legend, spec, series, view) {
   const xs = live.flatMap((s) => [s.x[0], s.x[s.x.length - 1]]);
   let x0 = Math.min(...xs), x1 = Math.max(...xs);
   if (x0 === x1) [x0, x1] = [x0 - 0.5, x1 + 0.5];
-  const yTicks = ticks(y0, y1, 5.5);
+  const yTicks = ticks(y0, y1, 5.5).filter((t) => !spec.whole || Number.isInteger(t));
   const labels = yTicks.map(spec.format);
   const left = 12 + 6.6 * Math.max(...labels.map((t) => t.length)), right = 10, top = 10, bottom = 24;
   const px = (x) => left + ((x - x0) / (x1 - x0)) * (width - left - right);

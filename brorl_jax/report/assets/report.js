@@ -59,9 +59,9 @@ const SECTIONS = [
     { title: "Prefix cache", hint: "share of prompt tokens that were not computed again", keys: ["engine/cache_hit_rate"], format: format.percent, bounds: [0, 1] },
     { title: "Requests running", hint: "mean over the step, per server", keys: ["engine/running_mean"], format: format.number, zero: true },
     { title: "Requests queued", hint: "mean over the step, per server", keys: ["engine/queued_mean"], format: format.number, zero: true },
-    { title: "Attempts that failed", hint: "and were made again", keys: ["engine/retries"], format: format.number, zero: true },
-    { title: "Samples dropped", hint: "that no server delivered; they carry no reward", keys: ["engine/dropped"], format: format.number, zero: true },
-    { title: "Servers", hint: "that serve the current weights", keys: ["engine/servers"], format: format.number, zero: true },
+    { title: "Attempts that failed", hint: "and were made again", keys: ["engine/retries"], format: format.number, zero: true, whole: true },
+    { title: "Samples dropped", hint: "that no server delivered; they carry no reward", keys: ["engine/dropped"], format: format.number, zero: true, whole: true },
+    { title: "Servers", hint: "that serve the current weights", keys: ["engine/servers"], format: format.number, zero: true, whole: true },
   ]],
 ];
 
@@ -89,22 +89,22 @@ function layers(kind) {
     const parts = ["groups/all_zero", "groups/all_equal", "groups/informative", "groups/all_one"].map(get);
     const total = x.map((_, i) => parts.reduce((sum, p) => sum + (p[i] || 0), 0));
     named = ["none right", "all equally partly right", "some right", "all right"].map((name, k) => [name, `var(--share-${k})`, parts[k].map((v, i) => (v || 0) / total[i])]);
-    const keep = x.map((_, i) => total[i] > 0);
-    named = named.map(([name, color, ys]) => [name, color, ys.filter((_, i) => keep[i])]);
-    return stack(named, x.filter((_, i) => keep[i]));
+    return stack(named, x, (i) => total[i] > 0);
   }
   const keys = Object.keys(table).filter((k) => k.startsWith("time/") && k !== "time/step_s").map((k) => k.slice(5, -2));
   keys.sort((a, b) => (PHASES.indexOf(a) + 1 || 99) - (PHASES.indexOf(b) + 1 || 99));
   named = keys.map((k, i) => [k, `var(--layer-${i % 9})`, get(`time/${k}_s`).map((v) => v || 0)]);
   const rest = get("time/step_s").map((v, i) => Math.max(0, (v || 0) - named.reduce((sum, n) => sum + n[2][i], 0)));
   if (rest.some((v) => v > 0)) named.push(["other", "var(--layer-rest)", rest]);
-  return stack(named, x);
+  return stack(named, x, (i) => named.some((n) => n[2][i] > 0)); // an evaluation before the first step took no step's time
 }
 
-function stack(named, x) {
+/** Layers on one another, at those x whose index is to be shown. */
+function stack(named, all, shown) {
+  const x = all.filter((_, i) => shown(i));
   let base = x.map(() => 0);
   return named.map(([name, color, values]) => {
-    const y = smoothed(values, view.weight), top = y.map((v, i) => v + base[i]);
+    const y = smoothed(values.filter((_, i) => shown(i)), view.weight), top = y.map((v, i) => v + base[i]);
     const layer = { name, color, x, y, base, top };
     base = top;
     return layer;
@@ -236,6 +236,9 @@ function anyMetric() {
   return node;
 }
 
+/** A title within a sentence: "Model FLOPs utilisation" loses its first capital, "KL to the reference" keeps both. */
+const inSentence = (title) => title.replace(/^[A-Z](?=[a-z])/, (first) => first.toLowerCase());
+
 function curves() {
   const missing = [];
   const parts = SECTIONS.map(([title, specs]) => {
@@ -253,7 +256,7 @@ function curves() {
   return el("section", { id: "curves" },
     none ? el("p", { class: "card empty", text: "No training step has finished yet, so there are no curves." }) : controls(),
     parts, bySource, loss, other && el("section", {}, el("div", { class: "grid" }, other)),
-    !none && missing.length ? el("p", { class: "aside", text: `Not measured in these runs: ${missing.join(", ").toLowerCase()}.` }) : null);
+    !none && missing.length ? el("p", { class: "aside", text: `Not measured in these runs: ${missing.map(inSentence).join(", ")}.` }) : null);
 }
 
 document.getElementById("head").append(
