@@ -45,16 +45,16 @@ class Watch:
         self._gauges: defaultdict[str, list[float]] = defaultdict(list)
 
     async def read_once(self) -> None:
-        """Reads every serving worker; one that does not answer, or has no metrics, is left out."""
-        await asyncio.gather(*(self._read(worker) for worker in self.pool.serving))
+        """Reads the counters of every serving worker; one that does not answer, or has no metrics, is left out."""
+        await asyncio.gather(*(self._read(worker, ()) for worker in self.pool.serving))
 
     async def poll_forever(self) -> None:
-        """Reads again and again until cancelled."""
+        """Reads again and again until cancelled, also what stands at the moment: meant for while requests run."""
         while True:
-            await self.read_once()
             await asyncio.sleep(POLL_S)
+            await asyncio.gather(*(self._read(worker, GAUGES) for worker in self.pool.serving))
 
-    async def _read(self, worker: Worker) -> None:
+    async def _read(self, worker: Worker, gauges: Iterable[str]) -> None:
         try:
             text = await worker.client.text("/metrics")
         except (ServerFailure, Refused):
@@ -65,7 +65,7 @@ class Watch:
             last = value if before is None else before.get(name, 0.0)
             self._grown[name] += value - last if value >= last else value
         self._counters[worker] = now
-        for name, value in read(text, GAUGES).items():
+        for name, value in read(text, gauges).items():
             self._gauges[name].append(value)
 
     def pop(self, seconds: float) -> dict[str, float]:

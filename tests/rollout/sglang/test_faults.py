@@ -13,7 +13,7 @@ import sglang_cases as cases
 
 from brorl_jax import collect
 from brorl_jax.errors import UserError
-from brorl_jax.rollout.sglang import publish
+from brorl_jax.rollout.sglang import publish, watch
 from brorl_jax.rollout.sglang.client import Keys
 from brorl_jax.types import Finish
 
@@ -213,6 +213,28 @@ def test_giving_up_aborts_what_is_under_way(two, fakes):
     two._check = lambda: None
     cases.wait_for(lambda: not any(f.running for f in fakes), "the servers to drop what nobody waits for")
     assert two._ledger.balanced and two._ledger.cancelled == 16
+
+
+def test_what_servers_do_at_the_moment_is_read_while_they_do_it(two, fakes, monkeypatch):
+    def check():
+        if 8.0 in two._watch._gauges["num_running_reqs"]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch, "POLL_S", 0.05)
+    for fake in fakes:
+        fake.token_s = 600.0
+    two._check = check
+    with pytest.raises(KeyboardInterrupt):
+        next(two.generate(cases.requests(4, 4), cases.sampling()))
+    two._check = lambda: None
+    assert two.metrics()["engine/running_max"] == 8
+
+
+def test_no_reading_before_or_after_the_requests_counts_as_one_of_them(two, monkeypatch):
+    monkeypatch.setattr(watch, "POLL_S", 600.0)
+    list(two.generate(cases.requests(4, 4), cases.sampling()))
+    found = two.metrics()
+    assert found["engine/server_tokens_per_s"] > 0 and "engine/running_mean" not in found
 
 
 @pytest.mark.parametrize("given_up", [False, True])
