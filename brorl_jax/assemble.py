@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from brorl_jax import batches, diagnostics, rewards
+from brorl_jax import batches, diagnostics, processes, rewards
 from brorl_jax import config as config_lib
 from brorl_jax.collect import Rules
 from brorl_jax.config import Config
@@ -140,7 +140,7 @@ def _tokenizer(config: Config, workdir: Path) -> Tokenizer:
     directory = workdir / "tokenizer"
     # Without a checkpoint it may be of a config that was refused, and has been changed since.
     resumed = any(entry.name.isdigit() for entry in (workdir / "checkpoints").glob("*"))
-    if not (resumed and (directory / "tokenizer.json").exists()):
+    if processes.is_writer() and not (resumed and (directory / "tokenizer.json").exists()):
         texts = stream.sample_texts({**config.data.train, **config.data.warmup}, TOKENIZER_TEXTS)
         train_tokenizer(texts, config.model.new.vocab_size, directory)
     return Tokenizer(directory, extra_stop_ids=extra)

@@ -49,14 +49,13 @@ def run(_: list[str]) -> None:
     place = _place()
     make_folder("--workdir", pathlib.Path(FLAGS.workdir))
     xla.set_cpu_flags(devices=config_lib.derived(config)["devices"] // place.count)
+    logging.set_verbosity(logging.WARNING)  # jax, orbax and tensorboardX talk at length
     with processes.together(place, config, FLAGS.workdir):
         _train(config)
 
 
 def _train(config: Config) -> None:
     from brorl_jax import train  # late: importing jax takes seconds, a wrong flag should not
-
-    logging.set_verbosity(logging.WARNING)  # jax, orbax and tensorboardX talk at length
 
     steps = profiling.parse(FLAGS.profile, config.train.steps)
     train.run(config, pathlib.Path(FLAGS.workdir), profile=steps)

@@ -107,6 +107,7 @@ def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> S
     try:
         held_out = assemble.held_out_prompts(config, model.tokenizer)
         prompts = assemble.prompt_stream(config, config.data.train, model.tokenizer, held_out)
+        processes.check_same(prompts.state()["depends_on"], "the training data")
         _self_test(config, model, held_out, grader)
     except (ValueError, FileNotFoundError) as error:
         raise UserError(str(error)) from error

@@ -344,5 +344,6 @@ def _finish(s: Session) -> None:
                 f"the run is done, its model not exported: {error}; the same command then exports it"
             ) from error
     updates, skipped = int(s.state.updates), int(s.state.skipped)
+    processes.end_together("the report")
     if updates == skipped:
         sys.exit(f"error: no update was made in {s.step} steps ({skipped} skipped): see groups/* in metrics.jsonl")

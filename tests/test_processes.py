@@ -1,5 +1,7 @@
 """Several processes: who takes part, what is said of one missing, different or dead, and that they train the same."""
 
+import contextlib
+import json
 import os
 import pathlib
 import queue
@@ -8,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -100,9 +103,9 @@ def free_port():
         return server.getsockname()[1]
 
 
-def meet(*facts, timeout=20.0):
+def meet(*facts, address=None, timeout=20.0):
     """Connects processes with these facts, each in a thread; the connections, or why there are none, of each."""
-    address = ("127.0.0.1", free_port())
+    address = address or ("127.0.0.1", free_port())
 
     def come(index):
         try:
@@ -155,6 +158,73 @@ def test_a_process_that_does_not_come_is_named():
         link.connect(address, 1, 2, {}, start_timeout_s=0.2)
 
 
+def hello(**changes):
+    """What a process sends first."""
+    payload = json.dumps({"index": 1, "count": 2, "facts": {}, **changes}).encode()
+    return link.MAGIC + link.HEADER.pack(link.HELLO, len(payload)) + payload
+
+
+STRANGERS = [
+    b"GET / HTTP/1.1\r\n\r\n",
+    link.MAGIC + link.HEADER.pack(link.HELLO, 1 << 60),
+    link.MAGIC + link.HEADER.pack(link.HELLO, 100_000) + b"[" * 100_000,
+    link.MAGIC + link.HEADER.pack(link.HELLO, 2) + b"[]",
+    hello(index="1"),
+    hello(index=0),
+    hello(index=2),
+    hello(facts=[]),
+    b"",  # says nothing
+    link.MAGIC,  # and no more
+]
+
+
+def test_strangers_keep_nobody_from_meeting():
+    address = ("127.0.0.1", free_port())
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as held:
+        host = pool.submit(link.connect, address, 0, 2, {}, start_timeout_s=20.0)
+        for words in STRANGERS:
+            held.enter_context(knock(address)).sendall(words)
+        peers, _ = link.connect(address, 1, 2, {}, start_timeout_s=20.0)
+        assert [peer.index for peer in peers + host.result()[0]] == [0, 1]
+
+
+def knock(address):
+    """A connection, as soon as somebody listens."""
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection(address)
+
+
+def test_a_process_that_was_started_again_is_no_second_one():
+    address = ("127.0.0.1", free_port())
+    with ThreadPoolExecutor(3) as pool:
+        host = pool.submit(link.connect, address, 0, 3, {}, start_timeout_s=20.0)
+        with knock(address) as first:  # is killed before all have come
+            first.sendall(hello(count=3))
+        others = [pool.submit(link.connect, address, i, 3, {}, start_timeout_s=20.0) for i in (1, 2)]
+        assert [peer.index for peer in host.result()[0]] == [1, 2]
+        assert [other.result()[0][0].index for other in others] == [0, 0]
+
+
+def test_another_program_at_the_coordinators_port_is_told_apart():
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        joined = pool.submit(link.connect, server.getsockname(), 1, 2, {}, start_timeout_s=20.0)
+        with server.accept()[0] as connection:
+            connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+            with pytest.raises(UserError, match="another program listens there"):
+                joined.result()
+
+
+def test_processes_meet_at_an_ipv6_address():
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+            address = server.getsockname()[:2]
+    except OSError:
+        pytest.skip("no IPv6 here")
+    assert all(isinstance(found, tuple) for found in meet({}, {}, address=address))
+    assert link.text(address) == f"[::1]:{address[1]}"
+
+
 def test_a_dead_process_is_named_to_all_others():
     made, reasons = links(3)
     made[1]._peers[0].connection.shutdown(socket.SHUT_RDWR)  # what the kernel does for a killed process
@@ -169,6 +239,60 @@ def test_a_silent_process_is_named_after_its_deadline():
     one = link.Link(0, 2, found[0][0], lost_after_s=0.3, wait_s=20.0, die=reasons.put)  # process 1 says nothing
     assert "process 1 has shown no sign of life" in reasons.get(timeout=20)
     leave([one])
+
+
+def test_a_process_that_does_not_even_read_is_named():
+    found: Any = meet({}, {})
+    connection = found[0][0][0].connection
+    connection.setblocking(False)
+    for size in (1 << 20, 1):  # until not a byte more goes
+        with contextlib.suppress(BlockingIOError):
+            while connection.send(bytes(size)):
+                pass
+    reasons = queue.Queue()
+    one = link.Link(0, 2, found[0][0], lost_after_s=0.3, wait_s=20.0, die=reasons.put)
+    assert "process 1 has shown no sign of life" in reasons.get(timeout=20)
+    found[1][0][0].connection.close()
+    leave([one])
+
+
+def test_words_that_cannot_be_read_end_the_run():
+    made, reasons = links(2)
+    made[1]._peers[0].send(link.DATA, b"")  # too short for its name
+    assert "process 1 is gone" in reasons[0].get(timeout=20)
+    leave(made)
+
+
+def test_a_process_that_came_long_before_the_last_one_is_not_silent():
+    found: Any = meet({}, {})
+    found[0][0][0].seen -= 1000.0
+    reasons = [queue.Queue(), queue.Queue()]
+    made = [
+        link.Link(i, 2, peers, lost_after_s=20.0, wait_s=20.0, die=reasons[i].put) for i, (peers, _) in enumerate(found)
+    ]
+    for _ in range(3):
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(lambda one: one.gather(b"", "data"), made)) == [[b"", b""]] * 2
+    leave(made)
+    assert reasons[0].empty()
+
+
+def test_a_process_that_was_suspended_calls_nobody_silent(monkeypatch):
+    now, slept = [0.0], threading.Event()
+
+    def sleep(_):
+        now[0] += 100.0  # far beyond the deadline, all at once
+        slept.wait() if now[0] > 500.0 else None
+
+    found: Any = meet({}, {})
+    monkeypatch.setattr(link, "time", types.SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    reasons = queue.Queue()
+    one = link.Link(0, 2, found[0][0], lost_after_s=20.0, wait_s=20.0, die=reasons.put)  # process 1 says nothing
+    while now[0] < 500.0:
+        assert reasons.empty()
+    leave([one])
+    slept.set()
+    assert reasons.empty()
 
 
 def test_a_process_that_fails_tells_its_reason():
@@ -196,6 +320,29 @@ def test_shares_come_back_in_order(monkeypatch):
         parts.append(processes.share("abcdefg"))
     assert parts == [["a", "d", "g"], ["b", "e"], ["c", "f"]]
     assert processes.unshare(parts) == list("abcdefg")
+
+
+def answers(monkeypatch, *replies):
+    """Lets ``gather_json`` return these, each made from what this process, number 1 of 2, gives."""
+    left = iter(replies)
+    monkeypatch.setattr(processes, "index", lambda: 1)
+    monkeypatch.setattr(processes, "gather_json", lambda value, what: next(left)(value))
+
+
+def test_a_workdir_that_is_not_shared_is_refused(monkeypatch, tmp_path):
+    answers(monkeypatch, lambda own: ["a1b2", own], lambda own: [True, own])
+    with pytest.raises(UserError, match="not the same folder for process 1 as for process 0"):
+        processes._check_shared(tmp_path)
+    (tmp_path / ".seen_by_all").write_text("a1b2")
+    answers(monkeypatch, lambda own: ["a1b2", own], lambda own: [True, own])
+    processes._check_shared(tmp_path)
+
+
+def test_other_training_data_is_refused(monkeypatch):
+    answers(monkeypatch, lambda own: [own, own], lambda own: [{"source a: content": "12"}, own])
+    processes.check_same({"source a: content": "34"}, "the training data")
+    with pytest.raises(UserError, match="process 1 has source a: content = '34', process 0 has '12'"):
+        processes.check_same({"source a: content": "34"}, "the training data")
 
 
 class Run:

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import socket
 import sys
 import time
@@ -139,7 +140,7 @@ def together(where: Place, config: Config, workdir: str) -> Iterator[None]:
     check(config, where.count)
     limits = config.processes
     facts = {f"config.{path}": _value(config, path) for path in leaves(config)}
-    facts |= {"--workdir": str(workdir)}
+    facts |= {"--workdir": os.path.abspath(workdir)}
     facts |= {name: metadata.version(name) for name in ("jax", "jaxlib")}
     facts["_jax_port"] = 0 if where.index else _free_port(where.coordinator[0])
     peers, facts = link_lib.connect(
@@ -147,11 +148,26 @@ def together(where: Place, config: Config, workdir: str) -> Iterator[None]:
     )
     _link = link_lib.Link(where.index, where.count, peers, lost_after_s=limits.lost_after_s, wait_s=limits.wait_s)
     try:
+        _check_shared(Path(workdir))
         _start_jax(where, facts["_jax_port"], limits)
         yield
         _finish()
     except BaseException as error:
         _fail(error)
+
+
+def _check_shared(workdir: Path) -> None:
+    """Raises ``UserError`` unless all processes see what process 0 writes: each writes its part of a checkpoint."""
+    mark = workdir / ".seen_by_all"
+    if is_writer():
+        mark.write_text(secrets.token_hex())
+    written = gather_json(mark.read_text() if is_writer() else "", "the workdir")[0]
+    seen = gather_json(mark.exists() and mark.read_text() == written, "the workdir")
+    if is_writer():
+        mark.unlink()
+    if not all(seen):
+        blind = ", ".join(str(i) for i, sees in enumerate(seen) if not sees)
+        raise UserError(f"--workdir={workdir}: not the same folder for process {blind} as for process 0; share it")
 
 
 def _start_jax(where: Place, port: int, limits: Config) -> None:
@@ -160,7 +176,7 @@ def _start_jax(where: Place, port: int, limits: Config) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
     jax.distributed.initialize(
-        f"{where.coordinator[0]}:{port}",
+        link_lib.text((where.coordinator[0], port)),
         where.count,
         where.index,
         cluster_detection_method="deactivate",
@@ -211,7 +227,7 @@ def _value(config: Config, path: str) -> Any:
 
 def _free_port(host: str) -> int:
     try:
-        with socket.create_server((host, 0)) as server:
+        with socket.create_server((host, 0), family=link_lib.family(host)) as server:
             return server.getsockname()[1]
     except OSError as error:
         raise UserError(f"--coordinator: process 0 has no address {host} ({error.strerror or error})") from error
@@ -306,6 +322,22 @@ def agree_to_stop(signum: int, what: str) -> int:
     agreed = max(gather_json(signum, what))
     _agreed = bool(agreed)
     return agreed
+
+
+def check_same(facts: Mapping[str, str], what: str) -> None:
+    """Raises ``UserError`` where some process has other ``facts`` than process 0."""
+    everyone = gather_json(dict(facts), what)
+    for i, theirs in enumerate(everyone):
+        for key in {**everyone[0], **theirs}:
+            if (ours := everyone[0].get(key)) != (other := theirs.get(key)):
+                raise UserError(f"{what}: process {i} has {key} = {other!r}, process 0 has {ours!r}")
+
+
+def end_together(what: str) -> None:
+    """Returns when all processes have come; from here on, each may exit as it likes."""
+    global _agreed
+    barrier(what)
+    _agreed = True
 
 
 def lone(check: Callable[[], None]) -> Callable[[], None]:

@@ -28,7 +28,7 @@ from brorl_jax.errors import UserError
 MAGIC = b"brorl-jax 1\n"
 HEADER = struct.Struct(">cQ")
 HELLO, WELCOME, REFUSED, ALIVE, DATA, STOP, LEFT = b"H", b"W", b"R", b"A", b"D", b"S", b"L"
-RETRY_S, HELLO_S, PIECE = 0.2, 10.0, 1 << 20
+RETRY_S, HELLO_S, TELL_S, PIECE = 0.2, 10.0, 1.0, 1 << 20
 MOST = 1 << 20  # bytes of any frame that is not data
 
 
@@ -42,12 +42,12 @@ class Peer:
         self.inbox: queue.Queue[tuple[str, bytes] | None] = queue.Queue()
         self._lock = threading.Lock()
 
-    def send(self, kind: bytes, *payload: bytes, wait: bool = True) -> bool:
-        """Sends one frame; False without ``wait`` if another is on its way, which may be stuck.
+    def send(self, kind: bytes, *payload: bytes, wait_s: float = -1) -> bool:
+        """Sends one frame; False if another is on its way, maybe stuck, and is so after ``wait_s`` (-1: for ever).
 
         An error is left to the reader, which sees it, too, and knows why.
         """
-        if not self._lock.acquire(blocking=wait):
+        if not self._lock.acquire(timeout=wait_s):
             return False
         with contextlib.suppress(OSError):
             self.connection.sendall(HEADER.pack(kind, sum(map(len, payload))))
@@ -62,12 +62,13 @@ class Peer:
         Raises:
             OSError: The connection has ended.
         """
-        kind, size = HEADER.unpack(self._exactly(HEADER.size))
+        kind, size = HEADER.unpack(self.take(HEADER.size))
         if kind != DATA and size > MOST:
             raise OSError(f"a frame {kind!r} of {size} bytes")
-        return kind, self._exactly(size)
+        return kind, self.take(size)
 
-    def _exactly(self, size: int) -> bytes:
+    def take(self, size: int) -> bytes:
+        """The next ``size`` bytes; raises ``OSError`` if the connection ends before."""
         data = bytearray()
         while len(data) < size:
             piece = self.connection.recv(min(PIECE, size - len(data)))
@@ -76,6 +77,23 @@ class Peer:
             self.seen = time.monotonic()
             data += piece
         return bytes(data)
+
+    def hurry(self) -> None:
+        """From now on nothing sent waits for longer than ``TELL_S``: the other end may be stuck, its buffers full."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(TELL_S), 0))
+
+    def gone(self) -> bool:
+        """Whether it has closed the connection, as far as is known without waiting."""
+        patience = self.connection.gettimeout()
+        self.connection.settimeout(0)
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        finally:
+            self.connection.settimeout(patience)
 
 
 class Link:
@@ -109,7 +127,9 @@ class Link:
         for peer in peers:
             peer.connection.settimeout(None)
             threading.Thread(target=self._listen, args=(peer,), daemon=True).start()
-        threading.Thread(target=self._watch, daemon=True).start()
+        self._every = min(1.0, lost_after_s / 5)
+        for work in (self._beat, self._watch):
+            threading.Thread(target=work, daemon=True).start()
 
     def gather(self, payload: bytes, what: str) -> list[bytes]:
         """The payloads of all processes, in order of their index; all must call it, with the same ``what``.
@@ -138,6 +158,7 @@ class Link:
         """Tells the others that this process goes: as agreed, or for ``reason``, which ends them, too."""
         self._leaving = True
         for peer in self._peers:
+            peer.hurry()
             peer.send(LEFT, f"process {self.index} stopped: {reason}"[:2000].encode() if reason else b"")
             with contextlib.suppress(OSError):
                 peer.connection.shutdown(socket.SHUT_WR)  # what is under way still arrives
@@ -147,8 +168,9 @@ class Link:
         try:
             item = None if peer.left is not None and peer.inbox.empty() else peer.inbox.get(timeout=self._wait_s)
         except queue.Empty:
+            late = f"process {peer.index}" if self.index == 0 else "process 0, or one that this waits for"
             raise UserError(
-                f"waited {self._wait_s:g} s for process {peer.index} at {what!r}: it is alive but does not come; "
+                f"waited {self._wait_s:g} s for {late} at {what!r}: it is alive but does not come; "
                 "see its output, or raise config.processes.wait_s"
             ) from None
         if item is None:
@@ -159,43 +181,53 @@ class Link:
 
     def _listen(self, peer: Peer) -> None:
         """Reads all that a process sends."""
-        while True:
-            try:
+        try:
+            while True:
                 kind, payload = peer.receive()
-            except OSError as error:
-                if peer.left is None and not self._leaving:
-                    self._lost(f"process {peer.index} is gone ({error})")
-                return
-            if kind == DATA:
-                (size,) = struct.unpack_from(">H", payload)
-                peer.inbox.put((payload[2 : 2 + size].decode(), payload[2 + size :]))
-            elif kind == STOP:
-                self.stop_signal = self.stop_signal or payload[0]
-            elif kind == LEFT:
-                peer.left = payload.decode()
-                peer.inbox.put(None)
-                if peer.left and not self._leaving:
-                    self._lost(peer.left)
+                if kind == DATA:
+                    (size,) = struct.unpack_from(">H", payload)
+                    peer.inbox.put((payload[2 : 2 + size].decode(), payload[2 + size :]))
+                elif kind == STOP:
+                    self.stop_signal = self.stop_signal or payload[0]
+                elif kind == LEFT:
+                    peer.left = payload.decode()
+                    peer.inbox.put(None)
+                    if peer.left and not self._leaving:
+                        self._lost(peer.left)
+        except Exception as error:  # not only its end: without a reader, it would be waited for in vain
+            if peer.left is None and not self._leaving:
+                self._lost(f"process {peer.index} is gone ({error or type(error).__name__})")
 
     def _lost(self, text: str) -> None:
         for peer in self._peers:  # process 0 tells the others, which see only itself
             if peer.left is None:
-                peer.send(LEFT, text.encode(), wait=False)
+                peer.hurry()
+                peer.send(LEFT, text.encode(), wait_s=TELL_S)
         self._die(text)
 
-    def _watch(self) -> None:
-        """Shows that this process lives, passes its stop signal on, and looks for silence."""
-        every = min(1.0, self._lost_after_s / 5)
+    def _beat(self) -> None:
+        """Shows that this process lives, and passes its stop signal on. May get stuck, so it looks after nothing."""
         while not self._leaving:
             for peer in self._peers:
                 told = not self.stop_signal or peer.index in self._told
-                if not told and peer.send(STOP, bytes([self.stop_signal]), wait=False):
+                if not told and peer.send(STOP, bytes([self.stop_signal]), wait_s=0):
                     self._told.add(peer.index)
-                silent = time.monotonic() - peer.seen
+                peer.send(ALIVE, wait_s=0)  # data under way is a sign of life as well
+            time.sleep(self._every)
+
+    def _watch(self) -> None:
+        """Looks for silence, from its first look on: a process may have waited long for the others to come."""
+        woke = float("-inf")
+        while not self._leaving:
+            now = time.monotonic()
+            slept, woke = now - woke, now
+            for peer in self._peers:
+                if slept > self._lost_after_s / 2:  # suspended, perhaps all of us: what was sent is still to be read
+                    peer.seen = now
+                silent = now - peer.seen
                 if peer.left is None and silent > self._lost_after_s and not self._leaving:
                     self._lost(f"process {peer.index} has shown no sign of life for {silent:.0f} s")
-                peer.send(ALIVE, wait=False)  # data under way is a sign of life as well
-            time.sleep(every)
+            time.sleep(self._every)
 
 
 def _exit(text: str) -> None:
@@ -224,52 +256,66 @@ def connect(
 def _host(
     address: tuple[str, int], _: int, count: int, facts: dict[str, Any], deadline: float, patience: float
 ) -> tuple[list[Peer], dict[str, Any]]:
-    where = f"{address[0]}:{address[1]}"
+    where = text(address)
     try:
-        server = socket.create_server(address, backlog=count)
+        server = socket.create_server(address, family=family(address[0]), backlog=128 + count)
     except OSError as error:
         raise UserError(f"process 0 cannot listen on --coordinator={where}: {error.strerror or error}") from error
     peers: dict[int, Peer] = {}
+    came: queue.Queue[tuple[Peer, dict[str, Any]]] = queue.Queue()
+    over = threading.Event()
     with server:
+        server.settimeout(RETRY_S)
         try:
             while len(peers) < count - 1:
-                peer, theirs = _accept(server, deadline)
-                if peer is None:
+                if time.monotonic() > deadline:
                     missing = ", ".join(str(i) for i in range(1, count) if i not in peers)
                     raise UserError(
                         f"{len(peers) + 1} of {count} processes came within {patience:g} s, missing: {missing}; start "
                         f"them with --coordinator={where}, or raise config.processes.start_timeout_s"
                     )
-                if problem := _problem(theirs, count, facts, peers):
-                    peer.send(REFUSED, problem.encode())
-                    raise UserError(problem)
-                peer.index = theirs["index"]
-                peers[peer.index] = peer
+                with contextlib.suppress(OSError):  # nobody, or one that is gone already
+                    connection = _tuned(server.accept()[0], HELLO_S)
+                    threading.Thread(target=_greet, args=(connection, came, over), daemon=True).start()
+                with contextlib.suppress(queue.Empty):
+                    peer, theirs = came.get_nowait()
+                    if problem := _problem(theirs, count, facts, peers):
+                        peer.send(REFUSED, problem.encode())
+                        raise UserError(problem)
+                    peer.index = theirs["index"]
+                    peers[peer.index] = peer
             for peer in peers.values():
                 peer.send(WELCOME, json.dumps(facts).encode())
         except UserError as error:
             for peer in peers.values():
                 peer.send(REFUSED, str(error).encode())
             raise
+        finally:
+            over.set()
+            while not came.empty():
+                came.get_nowait()[0].connection.close()
     return [peers[i] for i in sorted(peers)], facts
 
 
-def _accept(server: socket.socket, deadline: float) -> tuple[Peer | None, dict[str, Any]]:
-    """The next process that says hello; strangers are turned away. None after the deadline."""
-    while (left := deadline - time.monotonic()) > 0:
-        server.settimeout(left)
-        try:
-            connection = server.accept()[0]
-        except TimeoutError:
-            break
-        peer = Peer(-1, _tuned(connection, HELLO_S))
-        with contextlib.suppress(OSError, ValueError):
-            if peer._exactly(len(MAGIC)) == MAGIC:
-                kind, payload = peer.receive()
-                if kind == HELLO:
-                    return peer, json.loads(payload)
-        connection.close()
-    return None, {}
+def _greet(connection: socket.socket, came: queue.Queue[tuple[Peer, dict[str, Any]]], over: threading.Event) -> None:
+    """Hears out who has connected: a process goes to ``came``, a stranger is turned away and keeps nobody waiting."""
+    peer = Peer(-1, connection)
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        if peer.take(len(MAGIC)) == MAGIC:
+            kind, payload = peer.receive()
+            theirs = json.loads(payload)
+            if kind == HELLO and _is_hello(theirs) and not over.is_set():
+                came.put((peer, theirs))
+                if not over.is_set():
+                    return
+    connection.close()
+
+
+def _is_hello(theirs: Any) -> bool:
+    if not isinstance(theirs, dict) or not isinstance(theirs.get("facts"), dict):
+        return False
+    index, count = theirs.get("index"), theirs.get("count")
+    return type(index) is type(count) is int and 0 < index < count
 
 
 def _problem(theirs: dict[str, Any], count: int, facts: dict[str, Any], peers: dict[int, Peer]) -> str:
@@ -277,7 +323,7 @@ def _problem(theirs: dict[str, Any], count: int, facts: dict[str, Any], peers: d
     index, name = theirs["index"], f"process {theirs['index']}"
     if theirs["count"] != count:
         return f"{name} was started with --processes={theirs['count']}, process 0 with --processes={count}"
-    if index in peers:
+    if index in peers and not peers[index].gone():  # else it was started again
         return f"two processes were started with --process_id={index}"
     for key in {**facts, **theirs["facts"]}:
         ours, other = facts.get(key), theirs["facts"].get(key)
@@ -289,7 +335,7 @@ def _problem(theirs: dict[str, Any], count: int, facts: dict[str, Any], peers: d
 def _join(
     address: tuple[str, int], index: int, count: int, facts: dict[str, Any], deadline: float, patience: float
 ) -> tuple[list[Peer], dict[str, Any]]:
-    where, trouble = f"{address[0]}:{address[1]}", "nothing tried"
+    where, trouble = text(address), "nothing tried"
     while time.monotonic() < deadline:
         try:
             connection = socket.create_connection(address, timeout=HELLO_S)
@@ -303,9 +349,14 @@ def _join(
             peer.send(HELLO, json.dumps({"index": index, "count": count, "facts": facts}).encode())
             kind, payload = peer.receive()
         except OSError as error:
-            raise UserError(f"process 0 at {where} ended before all processes had come ({error})") from error
+            raise UserError(
+                f"process 0 at --coordinator={where} ended before all processes had come, or another program listens "
+                f"there ({error})"
+            ) from error
         if kind == REFUSED:
             raise UserError(payload.decode())
+        if kind != WELCOME:
+            raise UserError(f"--coordinator={where}: another program listens there")
         return [peer], json.loads(payload)
     raise UserError(
         f"process {index} found no process 0 at --coordinator={where} within {patience:g} s ({trouble}); "
@@ -317,3 +368,14 @@ def _tuned(connection: socket.socket, timeout: float) -> socket.socket:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.settimeout(timeout)
     return connection
+
+
+def family(host: str) -> socket.AddressFamily:
+    """Of a host's address."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def text(address: tuple[str, int]) -> str:
+    """``host:port`` or ``[IPv6]:port``."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
