@@ -61,6 +61,7 @@ def test_the_first_host_of_a_node_list(nodes, first):
     ("arguments", "fragment"),
     [
         (("many", None, ""), "--processes=many: must be a number"),
+        (("²", None, ""), "--processes=²: must be a number"),
         (("2", None, "h:1"), "--processes=2 needs --process_id (0 to 1)"),
         (("2", 0, ""), "--processes=2 needs --process_id (0 to 1) and --coordinator"),
         (("2", 2, "h:1"), "--process_id=2: must be from 0 to 1"),

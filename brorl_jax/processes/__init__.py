@@ -69,7 +69,7 @@ def place(processes: str, process_id: int | None, coordinator: str, environment:
         count, index = int(environment["SLURM_NTASKS"]), int(environment["SLURM_PROCID"])
         port = PORT + int(environment["SLURM_JOB_ID"]) % 1000
         coordinator = coordinator or f"{first_host(environment['SLURM_STEP_NODELIST'])}:{port}"
-    elif not processes.isdigit() or int(processes) < 1:
+    elif not processes.isdecimal() or int(processes) < 1:
         raise UserError(f"--processes={processes}: must be a number from 1, or slurm")
     else:
         count, index = int(processes), process_id or 0
@@ -84,7 +84,7 @@ def place(processes: str, process_id: int | None, coordinator: str, environment:
     if count == 1:
         return ALONE
     host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65_536:
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
         raise UserError(f"--coordinator={coordinator}: write host:port, an address of process 0 that all can reach")
     return Place(index, count, (host.strip("[]"), int(port)))
 
@@ -191,8 +191,8 @@ def _finish() -> None:
 
     assert _link is not None
     barrier("the end")
+    jax.distributed.shutdown()  # where it waits for the others, for minutes, the link still watches
     _link.leave()
-    jax.distributed.shutdown()
 
 
 def _fail(error: BaseException) -> None:

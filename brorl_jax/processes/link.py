@@ -315,7 +315,7 @@ def _is_hello(theirs: Any) -> bool:
     if not isinstance(theirs, dict) or not isinstance(theirs.get("facts"), dict):
         return False
     index, count = theirs.get("index"), theirs.get("count")
-    return type(index) is type(count) is int and 0 < index < count
+    return isinstance(index, int) and isinstance(count, int) and 0 < index < count
 
 
 def _problem(theirs: dict[str, Any], count: int, facts: dict[str, Any], peers: dict[int, Peer]) -> str:
