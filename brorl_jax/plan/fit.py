@@ -81,6 +81,12 @@ def candidates(config: Config, cfg: ModelConfig, node: int) -> list[Changes]:
     return found
 
 
+def cut_heads(cfg: ModelConfig, tensor: int) -> list[str]:
+    """The kinds of heads, with their number, that ``tensor`` devices cannot share out as whole ones."""
+    kinds = {"query heads": cfg.heads, "key/value heads": cfg.kv_heads}
+    return [f"the {count} {kind}" for kind, count in kinds.items() if count % tensor]
+
+
 def smallest_change(options: list[Changes], needed: Callable[[Changes], int], limit: int) -> tuple[Changes, int] | None:
     """The first option that needs at most ``limit`` bytes, else the fewest first ones together, with what they need."""
     for change in options:

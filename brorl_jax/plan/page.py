@@ -77,6 +77,9 @@ def _header(d: Described, target: Target, source: str, changes: fit.Changes) -> 
     yield f"on {target.count} {target.name} of {device.memory / 1e9:g} GB ({device.source}), mesh {mesh}"
     if changes:
         yield f"  config.mesh has another number of devices, so this is proposed instead: {_named(changes)}"
+    if cut := fit.cut_heads(d.cfg, config.mesh.tensor):
+        yield f"  warning: mesh.tensor={config.mesh.tensor} cuts through {' and '.join(cut)}: devices then exchange"
+        yield "  parts of heads, which is among the collectives below, and may hold more than the memory below says"
     yield (
         f"micro-batch of {batch.slots} slots x {batch.rows} rows x {batch.row_tokens} tokens, prompts of up to "
         f"{config.data.max_prompt_tokens} tokens"
@@ -187,13 +190,21 @@ def _time(d: Described, step: Compiled, micro: int, target: Target) -> Iterator[
     for part, t in parts.items():
         yield f"  {part:<20}{t.compute:12.2f}{t.memory:12.2f}{t.network:12.2f}{t.least:14.2f}{t.most:12.2f}"
     least, most = (sum(getattr(t, end) for t in parts.values()) for end in ("least", "most"))
-    yield f"  {'all':<56}{least:14.2f}{most:12.2f}   = {least / 60:.1f} to {most / 60:.1f} min"
+    yield f"  {'all':<56}{least:14.2f}{most:12.2f}   = {span(least, most)}"
     steps, update = config.train.steps, parts[f"updates, {updates}"]
     peak = target.count * (device.flops if half else device.float32)
     low, high = (predict.model_flops(d, assumed.tokens) / (t * peak) for t in (update.most, update.least))
-    yield f"  {steps} steps: {least * steps / 3600:.1f} to {most * steps / 3600:.1f} h"
+    yield f"  {steps} steps: {span(least * steps, most * steps)}"
     yield f"  MFU of the updates: {low:.1%} to {high:.1%}"
     yield "  Left out: verifiers, data, packing, evaluation, checkpoints, compilation."
+
+
+def span(least: float, most: float) -> str:
+    """From so many seconds to so many, in the unit that suits the longer."""
+    if most < 120:
+        return f"{least:.3g} to {most:.3g} s"
+    size, unit = (60, "min") if most < 7200 else (3600, "h")
+    return f"{least / size:,.1f} to {most / size:,.1f} {unit}"
 
 
 def _gib(size: float) -> str:

@@ -24,6 +24,7 @@ def test_a_small_config_on_two_devices():
     status, out, errors = plan("--devices=2", "--device=cpu", "--mean_tokens=4")
     assert status == 0, errors
     assert "mesh data=2 x fsdp=1" in out and "fits: " in out and "all-reduce" in out
+    assert re.search(r"100 steps: [\d.]+ to [\d.]+ (s|min)\n", out) and "0.0 to 0.0" not in out
     # by hand: 64 prompts of up to 24 tokens, 16 responses of 4: 6 x 655,360 weights x 64 x (23 + 16 x 4) + attention
     needed = float(re.search(r"([\d.e+]+) needed, in closed form", out)[1])
     layers, head = 3 * 128 * (2 * 128 + 2 * 64 + 3 * 384), 128 * 512

@@ -9,7 +9,7 @@ from brorl_jax import assemble
 from brorl_jax.commandline import load
 from brorl_jax.devices import DEVICES
 from brorl_jax.errors import UserError
-from brorl_jax.plan import fit, predict, shapes
+from brorl_jax.plan import fit, page, predict, shapes
 from brorl_jax.plan.hlo import Collective, Product
 from brorl_jax.plan.program import Compiled
 
@@ -55,6 +55,19 @@ def test_meshes():
     config.mesh.tensor = 4
     with pytest.raises(UserError, match=r"--devices=6 is not a multiple of 4"):
         fit.choose_mesh(config, 6, 8)
+
+
+def test_a_tensor_axis_that_does_not_divide_the_heads_is_said():
+    cfg, _ = shapes.model_config(paper(), None)  # 12 query heads, 2 of keys and values
+    assert [fit.cut_heads(cfg, n) for n in (1, 2)] == [[], []]
+    assert fit.cut_heads(cfg, 4) == ["the 2 key/value heads"]
+    assert fit.cut_heads(cfg, 8) == ["the 12 query heads", "the 2 key/value heads"]
+
+
+def test_times_have_the_unit_that_suits_them():
+    assert page.span(0.00123, 0.5) == "0.00123 to 0.5 s" and page.span(3, 119) == "3 to 119 s"
+    assert page.span(30, 120) == "0.5 to 2.0 min" and page.span(60, 7199) == "1.0 to 120.0 min"
+    assert page.span(3600, 7200) == "1.0 to 2.0 h" and page.span(3600, 36e5) == "1.0 to 1,000.0 h"
 
 
 def test_the_smallest_change_is_one_alone_then_the_first_ones_together():
