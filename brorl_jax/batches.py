@@ -87,15 +87,15 @@ def pack_updates(
     return [sharding.put_batch(mesh, batch) for batch in packed]
 
 
-def add_scores(batch: Batch, score: Callable[..., Any], state: TrainState, *, old: bool) -> Batch:
+def add_scores(packed: Sequence[Batch], score: Callable[..., Any], state: TrainState, *, old: bool) -> list[Batch]:
     """Fills ``old_logp`` (if ``old``) from the present policy and ``ref_logp`` from the reference, if there is one."""
     if old:
-        batch = batch._replace(old_logp=score(state.params, batch))
+        packed = [batch._replace(old_logp=score(state.params, batch)) for batch in packed]
     if state.reference is not None:
         # Beside the policy for as long as it scores, wherever it waits.
         reference = jax.device_put(state.reference, jax.tree.map(lambda x: x.sharding, state.params))
-        batch = batch._replace(ref_logp=score(reference, batch))
-    return batch
+        packed = [batch._replace(ref_logp=score(reference, batch)) for batch in packed]
+    return list(packed)
 
 
 def metrics(groups: Sequence[Group], updates: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -44,7 +44,7 @@ def rehearse(
     batch = largest_batch(config)
     with memory_errors(config, batch):
         packed = [sharding.put_batch(model.mesh, batch) for _ in range(per_step)]
-        packed = [batches.add_scores(b, score, state, old=per_step > 1) for b in packed]
+        packed = batches.add_scores(packed, score, state, old=per_step > 1)
         for b in packed:
             state, *_ = train_step(state, b)
         found = int(state.skipped) - skipped  # waits for the updates

@@ -93,7 +93,7 @@ def _update(s: Session, collected: collect.Collected) -> Metrics:
         layout, updates = assemble.layout(config), config.algo.updates_per_step
         packed = batches.pack_updates(groups, layout, updates, s.model.mesh, version=collected.version)
     with timer("score"):
-        packed = [batches.add_scores(batch, s.score, s.state, old=several) for batch in packed]
+        packed = batches.add_scores(packed, s.score, s.state, old=several)
 
     # diagnostics of these rollouts, before the weights move
     every = config.diagnostics.mass_balance_every

@@ -205,15 +205,28 @@ def test_scores_are_those_of_policy_and_reference():
     optimizer = make_optimizer(1e-3, warmup_steps=0, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.0, clip_norm=0.0)
     state = state_lib.create(tiny.weights(seed=1), optimizer, reference=True)._replace(reference=tiny.weights())
     (batch,) = batches.pack_updates(tiny.random_groups([3]), LAYOUT, 4, sharding.make_mesh())
-    scored = batches.add_scores(batch, tiny.score(), state, old=True)
+    [scored] = batches.add_scores([batch], tiny.score(), state, old=True)
     np.testing.assert_array_equal(scored.old_logp, tiny.score()(state.params, batch))
     np.testing.assert_array_equal(scored.ref_logp, tiny.score()(tiny.weights(), batch))
     assert (np.asarray(scored.old_logp)[batch.mask] < 0).all() and (scored.old_logp != scored.ref_logp).any()
-    half = batches.add_scores(batch, tiny.score(), state, old=False)
+    [half] = batches.add_scores([batch], tiny.score(), state, old=False)
     assert not half.old_logp.any()
     np.testing.assert_array_equal(half.ref_logp, scored.ref_logp)
-    none = batches.add_scores(batch, tiny.score(), state._replace(reference=None), old=True)
+    [none] = batches.add_scores([batch], tiny.score(), state._replace(reference=None), old=True)
     assert not none.ref_logp.any()
+
+
+def test_the_reference_visits_the_device_once_for_all_mini_batches(monkeypatch):
+    optimizer = make_optimizer(1e-3, warmup_steps=0, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.0, clip_norm=0.0)
+    state = state_lib.create(tiny.weights(), optimizer, reference=True)
+    packed = batches.pack_updates(tiny.random_groups([3, 2]), LAYOUT, 2, sharding.make_mesh())
+    visits, put = [], jax.device_put
+    monkeypatch.setattr(jax, "device_put", lambda x, *where: visits.append(x) or put(x, *where))
+    scored = batches.add_scores(packed, tiny.score(), state, old=True)
+    assert len(scored) == 2 and sum(x is state.reference for x in visits) == 1
+    for batch in scored:
+        np.testing.assert_array_equal(batch.ref_logp, batch.old_logp)
+        assert (np.asarray(batch.ref_logp)[batch.mask] < 0).all()
 
 
 # --- figures ---

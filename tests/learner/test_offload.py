@@ -35,7 +35,7 @@ def run(mesh, on_host):
     step, score = make_train_step(tiny.QWEN2, tiny.objective(), compute, OPTIMIZER, state), tiny.score(compute=compute)
     batch = sharding.put_batch(mesh, tiny.packed(tiny.random_groups([3] * 4), Layout(4, 1, 16), prefix=8))
     for _ in range(2):
-        batch = batches.add_scores(batch, score, state, old=False)
+        [batch] = batches.add_scores([batch], score, state, old=False)
         state, metrics, _ = step(state, batch)
         assert metrics["policy/kl_ref"] == 0  # just scored by the same weights
         state = state_lib.reset_reference(state, OPTIMIZER, reset_optimiser=False)
