@@ -216,6 +216,12 @@ def test_another_program_at_the_coordinators_port_is_told_apart():
                 joined.result()
 
 
+def test_a_host_whose_own_name_means_loopback_is_reached_from_others(monkeypatch):
+    monkeypatch.setattr(socket, "gethostbyname", {"gpu-1": "127.0.1.1", "gpu-2": "10.0.0.2"}.__getitem__)
+    hosts = ("gpu-1", "gpu-2", "localhost", "127.0.0.1", "10.0.0.7", "fd00::1")
+    assert [link._own(host) for host in hosts] == ["", *hosts[1:]]
+
+
 def test_processes_meet_at_an_ipv6_address():
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:

@@ -211,7 +211,8 @@ def _fail(error: BaseException) -> None:
     if not isinstance(error, SystemExit) or isinstance(error.code, str):
         print(line, file=sys.stderr)
     if _agreed and isinstance(error, SystemExit):
-        _finish()
+        with contextlib.suppress(Exception):  # it ends in any case
+            _finish()
     else:
         _link.leave(line.removeprefix("error: "))
     sys.stdout.flush()

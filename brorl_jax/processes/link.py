@@ -258,7 +258,7 @@ def _host(
 ) -> tuple[list[Peer], dict[str, Any]]:
     where = text(address)
     try:
-        server = socket.create_server(address, family=family(address[0]), backlog=128 + count)
+        server = socket.create_server((_own(address[0]), address[1]), family=family(address[0]), backlog=128 + count)
     except OSError as error:
         raise UserError(f"process 0 cannot listen on --coordinator={where}: {error.strerror or error}") from error
     peers: dict[int, Peer] = {}
@@ -295,6 +295,12 @@ def _host(
             while not came.empty():
                 came.get_nowait()[0].connection.close()
     return [peers[i] for i in sorted(peers)], facts
+
+
+def _own(host: str) -> str:
+    """Where process 0 listens: at its address; everywhere if its name means loopback to itself, as Debian makes it."""
+    named = host != "localhost" and not host[0].isdigit() and ":" not in host
+    return "" if named and socket.gethostbyname(host).startswith("127.") else host
 
 
 def _greet(connection: socket.socket, came: queue.Queue[tuple[Peer, dict[str, Any]]], over: threading.Event) -> None:
