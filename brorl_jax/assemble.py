@@ -133,14 +133,18 @@ def model_and_tokenizer(config: Config, workdir: Path) -> tuple[ModelConfig, Tok
     return cfg, tokenizer
 
 
+def has_checkpoint(workdir: Path) -> bool:
+    """Whether the run in ``workdir`` has saved one; its tokenizer then belongs to it."""
+    return any(entry.name.isdigit() for entry in (workdir / "checkpoints").glob("*"))
+
+
 def _tokenizer(config: Config, workdir: Path) -> Tokenizer:
     extra = tuple(config.rollout.stop_ids)
     if config.model.path:
         return Tokenizer(config.model.path, revision=config.model.revision, extra_stop_ids=extra)
     directory = workdir / "tokenizer"
-    # Without a checkpoint it may be of a config that was refused, and has been changed since.
-    resumed = any(entry.name.isdigit() for entry in (workdir / "checkpoints").glob("*"))
-    if processes.is_writer() and not (resumed and (directory / "tokenizer.json").exists()):
+    # Without a checkpoint it may be of a run that was killed, whose config has been changed since.
+    if processes.is_writer() and not (has_checkpoint(workdir) and (directory / "tokenizer.json").exists()):
         texts = stream.sample_texts({**config.data.train, **config.data.warmup}, TOKENIZER_TEXTS)
         train_tokenizer(texts, config.model.new.vocab_size, directory)
     return Tokenizer(directory, extra_stop_ids=extra)

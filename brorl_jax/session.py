@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +105,15 @@ def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> S
         UserError: Something is missing, or the data or the model are not those of the checkpoint.
     """
     workdir.mkdir(parents=True, exist_ok=True)
-    model = processes.writer_first(lambda: assemble.build_model(config, workdir), "the model")
-    try:
-        held_out = assemble.held_out_prompts(config, model.tokenizer)
-        prompts = assemble.prompt_stream(config, config.data.train, model.tokenizer, held_out)
-        processes.check_same(prompts.state()["depends_on"], "the training data")
-        _self_test(config, model, held_out, grader)
-    except (ValueError, FileNotFoundError) as error:
-        raise UserError(str(error)) from error
+    with _no_tokenizer_of_a_refused_run(config, workdir):
+        model = processes.writer_first(lambda: assemble.build_model(config, workdir), "the model")
+        try:
+            held_out = assemble.held_out_prompts(config, model.tokenizer)
+            prompts = assemble.prompt_stream(config, config.data.train, model.tokenizer, held_out)
+            processes.check_same(prompts.state()["depends_on"], "the training data")
+            _self_test(config, model, held_out, grader)
+        except (ValueError, FileNotFoundError) as error:
+            raise UserError(str(error)) from error
     optimizer = assemble.optimizer(config, assemble.learning_rate(config), config.optim.warmup_steps)
     checkpointer = Checkpointer(workdir, keep=config.checkpoint.keep)
     make_state, placed = assemble.training_state_maker(config, model, optimizer)
@@ -155,6 +158,17 @@ def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> S
         session.engine.close()  # servers that it started, perhaps
         raise
     return session
+
+
+@contextlib.contextmanager
+def _no_tokenizer_of_a_refused_run(config: Config, workdir: Path) -> Iterator[None]:
+    """All that a new run has written so far is the tokenizer trained for it: an error takes that along."""
+    try:
+        yield
+    except BaseException:
+        if not (config.model.path or assemble.has_checkpoint(workdir)) and processes.is_writer():
+            shutil.rmtree(workdir / "tokenizer", ignore_errors=True)
+        raise
 
 
 def _measure(

@@ -518,6 +518,18 @@ def test_a_run_that_was_refused_leaves_no_tokenizer_to_the_next(tmp_path):
     assert tokenizer_in("run") == other
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_refused_run_takes_its_new_tokenizer_along_but_not_a_checkpoints(tmp_path, resumed):
+    c = tiny_runs.config(tmp_path)
+    if resumed:
+        (tmp_path / "run" / "checkpoints" / "3").mkdir(parents=True)
+    c.data.eval.held.path = str(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="nowhere"):
+        train.run(c, tmp_path / "run")
+    left = ["checkpoints", "tokenizer"] if resumed else []
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == left
+
+
 def test_a_model_folder_that_holds_other_things_is_named_at_the_end_and_left_alone(tmp_path):
     c = tiny_runs.config(tmp_path, **{"train.steps": 1})
     (tmp_path / "run" / "model").mkdir(parents=True)
