@@ -6,7 +6,6 @@ stderr and exit status 2 before anything is imported, loaded or written.
 
 from __future__ import annotations
 
-import errno
 import functools
 import json
 import os
@@ -26,13 +25,7 @@ from ml_collections import ConfigDict, config_flags
 from brorl_jax import config as config_lib
 from brorl_jax.config import Config
 from brorl_jax.config_fields import check_override
-from brorl_jax.errors import UserError
-
-# What a path can be that the user must mend: no permission, read-only, a disk that is full, a file for a folder, ...
-UNUSABLE = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
-    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
-)
+from brorl_jax.errors import UserError, mistake
 
 WIDTH, KEY = 120, 20  # columns of what a dry run prints, and of a section's name
 P = ParamSpec("P")
@@ -174,14 +167,10 @@ def guarded(function: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
     def wrapper(argv: list[str]) -> Any:
         try:
             return function(argv)
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
-        except OSError as error:
-            if error.errno not in UNUSABLE:
+        except (UserError, OSError) as error:
+            if not (text := mistake(error)):
                 raise
-            where = f"{error.filename}: " if error.filename else ""  # a write that fails knows no name
-            print(f"error: {where}{error.strerror}", file=sys.stderr)
+            print(f"error: {text}", file=sys.stderr)
             sys.exit(2)
 
     return wrapper

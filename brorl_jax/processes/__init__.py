@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from brorl_jax import watchdog
 from brorl_jax.config import Config, ConfigError, derived
 from brorl_jax.config_fields import leaves
-from brorl_jax.errors import UserError
+from brorl_jax.errors import UserError, mistake
 from brorl_jax.processes import link as link_lib
 
 T = TypeVar("T")
@@ -202,12 +202,13 @@ def _fail(error: BaseException) -> None:
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 1
         line = error.code if isinstance(error.code, str) else f"exit status {code}"
-    elif isinstance(error, UserError):
-        code, line = 2, f"error: {error}"
     else:
-        time.sleep(NOTICE_S)  # jax's error over a dead process names none: leave it to the link, which ends this one
-        traceback.print_exception(error)
-        line = f"{type(error).__name__}: {error}".splitlines()[0]
+        time.sleep(NOTICE_S)  # an error over a dead process names none: leave it to the link, which ends this one
+        if text := mistake(error):
+            code, line = 2, f"error: {text}"
+        else:
+            traceback.print_exception(error)
+            line = f"{type(error).__name__}: {error}".splitlines()[0]
     if not isinstance(error, SystemExit) or isinstance(error.code, str):
         print(line, file=sys.stderr)
     if _agreed and isinstance(error, SystemExit):
