@@ -1,6 +1,8 @@
 """Several processes: who takes part, what is said of one missing, different or dead, and that they train the same."""
 
 import contextlib
+import errno
+import io
 import json
 import os
 import pathlib
@@ -327,6 +329,39 @@ def test_shares_come_back_in_order(monkeypatch):
         parts.append(processes.share("abcdefg"))
     assert parts == [["a", "d", "g"], ["b", "e"], ["c", "f"]]
     assert processes.unshare(parts) == list("abcdefg")
+
+
+@pytest.fixture
+def ends(monkeypatch):
+    """What this process tells the others when it fails, and the status that it ends with."""
+    told = []
+    monkeypatch.setattr(processes, "NOTICE_S", 0.0)
+    monkeypatch.setattr(processes, "_link", types.SimpleNamespace(leave=told.append))
+    monkeypatch.setattr(os, "_exit", told.append)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (UserError("no such table"), 2, "no such table"),
+        (OSError(errno.ENOSPC, "No space left", "/a/b"), 2, "/a/b: No space left"),
+        (KeyError("x"), 1, "KeyError: 'x'"),
+        (SystemExit("error: no update"), 1, "no update"),
+        (SystemExit(143), 143, "exit status 143"),
+    ],
+)
+def test_the_others_are_told_why_a_process_ends(ends, error, status, reason):
+    processes._fail(error)
+    assert ends == [reason, status]
+
+
+def test_a_process_ends_though_nobody_hears_why(ends, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    sys.stderr.close()
+    with pytest.raises(ValueError, match="closed file"):
+        processes._fail(UserError("no such table"))
+    assert ends == [1]
 
 
 def answers(monkeypatch, *replies):

@@ -197,28 +197,33 @@ def _finish() -> None:
 
 def _fail(error: BaseException) -> None:
     """Says why this process ends, to the user and the others, and ends it: at a regular exit jax waits for them."""
-    assert _link is not None
-    code, line = 1, ""
-    if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else 1
-        line = error.code if isinstance(error.code, str) else f"exit status {code}"
-    else:
-        time.sleep(NOTICE_S)  # an error over a dead process names none: leave it to the link, which ends this one
-        if text := mistake(error):
-            code, line = 2, f"error: {text}"
-        else:
-            traceback.print_exception(error)
-            line = f"{type(error).__name__}: {error}".splitlines()[0]
-    if not isinstance(error, SystemExit) or isinstance(error.code, str):
-        print(line, file=sys.stderr)
-    if _agreed and isinstance(error, SystemExit):
-        with contextlib.suppress(Exception):  # it ends in any case
+    code = 1
+    try:
+        code, line = _explain(error)
+        assert _link is not None
+        if _agreed and isinstance(error, SystemExit):
             _finish()
-    else:
-        _link.leave(line.removeprefix("error: "))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        else:
+            _link.leave(line)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # whatever else fails, such as a print to a closed pipe
+        os._exit(code)
+
+
+def _explain(error: BaseException) -> tuple[int, str]:
+    """Shows the error; its exit status, and the line that tells the others."""
+    if isinstance(error, SystemExit):
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+            return 1, error.code.removeprefix("error: ")
+        return error.code or 0, f"exit status {error.code or 0}"
+    time.sleep(NOTICE_S)  # an error over a dead process names none: leave it to the link, which ends this one
+    if line := mistake(error):
+        print(f"error: {line}", file=sys.stderr)
+        return 2, line
+    traceback.print_exception(error)
+    return 1, f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _value(config: Config, path: str) -> Any:
