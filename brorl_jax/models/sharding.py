@@ -53,7 +53,7 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, context: int = 1) -
     if wanted > len(devices):
         raise ValueError(
             f"mesh data={data} x fsdp={fsdp} x context={context} x tensor={tensor} needs {wanted} devices, "
-            f"this machine has {len(devices)}"
+            f"jax sees {len(devices)}"
         )
     if jax.process_count() > 1 and wanted < len(devices):
         raise ValueError(
