@@ -362,6 +362,10 @@ def test_a_process_ends_though_nobody_hears_why(ends, monkeypatch):
     with pytest.raises(ValueError, match="closed file"):
         processes._fail(UserError("no such table"))
     assert ends == [1]
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(AttributeError):
+        link._exit("process 1 is gone")
+    assert ends == [1, 1]
 
 
 def answers(monkeypatch, *replies):

@@ -49,11 +49,14 @@ class Peer:
         """
         if not self._lock.acquire(timeout=wait_s):
             return False
-        with contextlib.suppress(OSError):
+        try:
             self.connection.sendall(HEADER.pack(kind, sum(map(len, payload))))
             for part in payload:
                 self.connection.sendall(part)
-        self._lock.release()
+        except OSError:
+            pass
+        finally:
+            self._lock.release()
         return True
 
     def receive(self) -> tuple[bytes, bytes]:
@@ -232,9 +235,11 @@ class Link:
 
 def _exit(text: str) -> None:
     """Ends this process at once: its main thread may be in a collective that never returns."""
-    os.write(2, f"\nerror: {text}; this process stops, the same commands resume the run\n".encode())
-    sys.stdout.flush()
-    os._exit(1)
+    try:
+        os.write(2, f"\nerror: {text}; this process stops, the same commands resume the run\n".encode())
+        sys.stdout.flush()
+    finally:  # even if nobody reads that
+        os._exit(1)
 
 
 def connect(
@@ -277,7 +282,7 @@ def _host(
                 with contextlib.suppress(OSError):  # nobody, or one that is gone already
                     connection = _tuned(server.accept()[0], HELLO_S)
                     threading.Thread(target=_greet, args=(connection, came, over), daemon=True).start()
-                with contextlib.suppress(queue.Empty):
+                while not came.empty():
                     peer, theirs = came.get_nowait()
                     if problem := _problem(theirs, count, facts, peers):
                         peer.send(REFUSED, problem.encode())
