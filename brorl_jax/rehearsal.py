@@ -74,6 +74,8 @@ def memory_errors(config: Config, batch: Batch) -> Iterator[None]:
             raise
         shape = " x ".join(map(str, batch.tokens.shape))
         what = REMEDIES.format(**config.batch, prompt=config.data.max_prompt_tokens)
+        if config.rollout.sglang.launch.servers:
+            what += "; or rollout.sglang.launch.mem_fraction, where a server shares the device"
         raise UserError(
             f"the largest update (a batch of {shape} tokens, prompts of {batch.prefix.shape[-1]}) does not fit the "
             f"memory: {str(error).splitlines()[0]:.200}. {what}"

@@ -200,7 +200,7 @@ def _loop(s: Session, profiler: Profiler) -> None:
         try:
             if s.step:
                 progress.note(f"resuming after step {s.step}")
-                if s.owes_evaluation and config.data.eval:
+                if s.owes_evaluation:
                     _evaluate_late(s, logger)
             elif config.data.eval and config.eval.before_training:
                 row = _evaluate(s)  # given up, it is measured anew on the resume
@@ -284,7 +284,8 @@ def _evaluate(s: Session) -> Metrics:
 
 def _evaluate_late(s: Session, logger: MetricLogger) -> None:
     """The evaluation that a signal ended. The step's row and checkpoint become what they would have been."""
-    logger.amend(s.step, _evaluate(s))
+    if s.config.data.eval:  # the config may have changed
+        logger.amend(s.step, _evaluate(s))
     s.owes_evaluation = False
     s.checkpointer.amend(s.step, s.evaluations(), dict(s.evals).get(s.step))
 

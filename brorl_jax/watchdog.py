@@ -108,15 +108,15 @@ def watching(timeout_s: float, file: Path) -> Iterator[None]:
 
 def alive(what: str) -> None:
     """A sign of progress, from any thread; ``what`` has just begun or ended."""
-    if _watch is not None:
-        _watch.alive(what)
+    if (watch := _watch) is not None:  # another thread may end the watch in between
+        watch.alive(what)
 
 
 @contextlib.contextmanager
 def excused(what: str) -> Iterator[None]:
     """For a wait that ends by itself and says then what it waited for."""
-    if _watch is not None:
-        _watch.pause(what)
+    if (watch := _watch) is not None:
+        watch.pause(what)
     try:
         yield
     finally:
