@@ -1,6 +1,6 @@
 """What rollouts over SGLang cost, on CPU: the client's own time, prefix sharing at N = 16 and N = 512, publishing.
 
-    python benchmarks/sglang.py client                # against fake servers in processes of their own
+    python benchmarks/sglang.py client bare           # against fake servers in processes of their own
     python benchmarks/sglang.py sharing publish       # against a real server: needs `make sglang-cpu`
 
 Results go to ``benchmarks/results/sglang.json``, one entry for each part, and are printed.
@@ -9,6 +9,7 @@ Results go to ``benchmarks/results/sglang.json``, one entry for each part, and a
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import os
@@ -27,6 +28,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPO), str(REPO / "tests" / "helpers")]
 
+import aiohttp  # noqa: E402
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
@@ -35,7 +37,9 @@ import sglang_cases as cases  # noqa: E402
 from brorl_jax.models import transformer  # noqa: E402
 from brorl_jax.models.config import ModelConfig  # noqa: E402
 from brorl_jax.rollout.api import Request, Sampling  # noqa: E402
-from brorl_jax.rollout.sglang import launch, weights  # noqa: E402
+from brorl_jax.rollout.sglang import client as client_lib  # noqa: E402
+from brorl_jax.rollout.sglang import engine as engine_lib  # noqa: E402
+from brorl_jax.rollout.sglang import launch, protocol, weights  # noqa: E402
 
 Result = dict[str, Any]
 # vocabulary, width, layers, ffn: 1, 22 and 134 million parameters (the last is SmolLM2-135M's shape)
@@ -63,7 +67,7 @@ def requests(groups: int, n: int, length: int, vocab: int) -> list[Request]:
 
 def client(args: argparse.Namespace) -> Result:
     """Processor time of this process per sample, with all samples in flight at once."""
-    rows = []
+    rows: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder, _fakes(args.fakes, Path(folder), args.token_s) as urls:
         in_flight = -(-args.samples // args.fakes)
         with cases.engine(
@@ -74,13 +78,65 @@ def client(args: argparse.Namespace) -> Result:
             sampling = Sampling(max_tokens=args.client_tokens, stop_ids=(cases.STOP,))
             for _ in range(args.repeats):
                 engine.metrics()
-                before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-                samples = sum(len(g.samples) for g in engine.generate(wanted, sampling))
-                after, wall = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter() - began
+                with _spent(args.samples, rows):
+                    samples = sum(len(g.samples) for g in engine.generate(wanted, sampling))
                 found = engine.metrics()
                 assert samples == found["engine/delivered"] == args.samples and not found["engine/retries"]
-                used = [getattr(after, k) - getattr(before, k) for k in ("ru_utime", "ru_stime")]
-                rows.append({"user_ms": 1e3 * used[0] / samples, "system_ms": 1e3 * used[1] / samples, "wall_s": wall})
+    return _client_result(args, rows)
+
+
+def bare(args: argparse.Namespace) -> Result:
+    """The same requests by the same HTTP library and nothing else: no checks, retries or time limits, answers unread.
+
+    What ``client`` needs beyond this is its own; less than this it cannot need.
+    """
+
+    async def post(http: aiohttp.ClientSession, url: str, body: bytes) -> bytes:
+        async with http.post(f"{url}/generate", data=body, timeout=aiohttp.ClientTimeout()) as response:
+            return await response.read()
+
+    async def run(urls: list[str]) -> None:
+        sampling = Sampling(max_tokens=args.client_tokens, stop_ids=(cases.STOP,))
+        wanted = requests(args.samples // 512, 512, 128, cases.VOCAB)
+        async with client_lib.session() as http:
+            for url in urls:
+                while True:  # until it listens
+                    with contextlib.suppress(aiohttp.ClientError):
+                        async with http.get(f"{url}/ready"):
+                            break
+                    await asyncio.sleep(0.1)
+            for repeat in range(args.repeats):
+                with _spent(args.samples, rows):
+                    jobs = []
+                    for group, request in enumerate(wanted):
+                        body, url = protocol.Body(request.prompt.tokens, sampling), urls[group % len(urls)]
+                        jobs += [
+                            post(http, url, body.sample(f"{repeat:04x}-{seed:016x}", seed)) for seed in request.seeds
+                        ]
+                    assert all(await asyncio.gather(*jobs))
+
+    rows: list[dict[str, float]] = []
+    engine_lib._raise_file_limit()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _fakes(args.fakes, Path(folder), args.token_s) as urls,
+        engine_lib._rare_collections(),
+    ):
+        asyncio.run(run(urls))
+    return _client_result(args, rows)
+
+
+@contextlib.contextmanager
+def _spent(samples: int, rows: list[dict[str, float]]) -> Iterator[None]:
+    """Adds a row with this process's time for each of so many samples."""
+    before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    yield
+    after, wall = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter() - began
+    user, system = (1e3 * (getattr(after, k) - getattr(before, k)) / samples for k in ("ru_utime", "ru_stime"))
+    rows.append({"user_ms": user, "system_ms": system, "wall_s": wall})
+
+
+def _client_result(args: argparse.Namespace, rows: list[dict[str, float]]) -> Result:
     return {
         "samples_in_flight": args.samples,
         "tokens_per_sample": args.client_tokens,
@@ -171,7 +227,7 @@ def publish(args: argparse.Namespace) -> Result:
     return out
 
 
-PARTS = {"client": client, "sharing": sharing, "publish": publish}
+PARTS = {"client": client, "bare": bare, "sharing": sharing, "publish": publish}
 
 
 def main() -> None:
