@@ -40,7 +40,6 @@ class Session:
     """The parts of a run and where it stands.
 
     Attributes:
-        records: Where this process keeps its metrics: ``workdir``, unless it is one of several and not the first.
         state: The learner's state, on the mesh.
         step: Steps done.
         carried: Groups kept by the last step beyond its need.
@@ -52,7 +51,6 @@ class Session:
 
     config: Config
     workdir: Path
-    records: Path
     model: Model
     held_out: dict[str, list[Prompt]]
     prompts: PromptStream
@@ -73,6 +71,11 @@ class Session:
     last_reset: int = 0
     evals: list[tuple[int, float]] = dataclasses.field(default_factory=list)
     owes_evaluation: bool = False
+
+    @property
+    def records(self) -> Path:
+        """Where this process keeps its metrics: ``workdir``, unless it is one of several and not the first."""
+        return processes.folder(self.workdir)
 
     def host_state(self) -> dict[str, Any]:
         """What a checkpoint holds besides arrays."""
@@ -129,7 +132,6 @@ def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> S
     session = Session(
         config=config,
         workdir=workdir,
-        records=processes.folder(workdir),
         model=model,
         held_out=held_out,
         prompts=prompts,

@@ -140,7 +140,14 @@ class Arm:
         compute = Compute(real_vocab=VOCAB, head_chunk=1 << 14)
         mesh = sharding.make_mesh(1, 1, 1)
         shapes = jax.eval_shape(lambda: weights(0))
-        self.model = assemble.Model(CFG, Digits(), lambda: None, shapes, compute, mesh)  # pyright: ignore
+        self.model = assemble.Model(
+            cfg=CFG,
+            weights=lambda: None,
+            shapes=shapes,
+            compute=compute,
+            mesh=mesh,
+            tokenizer=Digits(),  # pyright: ignore[reportArgumentType]
+        )
         self.optimizer = assemble.optimizer(fixed, assemble.learning_rate(fixed), 0)
         self.make_state, placed = assemble.training_state_maker(fixed, self.model, self.optimizer)
         self.train_step = make_train_step(CFG, assemble.objective(fixed), compute, self.optimizer, placed)

@@ -336,7 +336,7 @@ def ends(monkeypatch):
     """What this process tells the others when it fails, and the status that it ends with."""
     told = []
     monkeypatch.setattr(processes, "NOTICE_S", 0.0)
-    monkeypatch.setattr(processes, "_link", types.SimpleNamespace(leave=told.append))
+    monkeypatch.setattr(processes, "_link", types.SimpleNamespace(leave=told.append, agreed=False))
     monkeypatch.setattr(os, "_exit", told.append)
     return told
 

@@ -34,7 +34,6 @@ PORT = 29_400  # of process 0 under SLURM, plus the job's number modulo 1,000
 NOTICE_S = 1.0  # by when the link knows of a process that died on a machine that lives
 
 _link: link_lib.Link | None = None
-_agreed = False  # that all processes end now
 
 
 class Place(NamedTuple):
@@ -201,7 +200,7 @@ def _fail(error: BaseException) -> None:
     try:
         code, line = _explain(error)
         assert _link is not None
-        if _agreed and isinstance(error, SystemExit):
+        if _link.agreed and isinstance(error, SystemExit):
             _finish()
         else:
             _link.leave(line)
@@ -325,9 +324,9 @@ def asked_to_stop() -> int:
 
 def agree_to_stop(signum: int, what: str) -> int:
     """The signal that all processes stop for now, 0 if none: the same answer everywhere."""
-    global _agreed
     agreed = max(gather_json(signum, what))
-    _agreed = bool(agreed)
+    if _link is not None:
+        _link.agreed = bool(agreed)
     return agreed
 
 
@@ -342,9 +341,9 @@ def check_same(facts: Mapping[str, str], what: str) -> None:
 
 def end_together(what: str) -> None:
     """Returns when all processes have come; from here on, each may exit as it likes."""
-    global _agreed
     barrier(what)
-    _agreed = True
+    if _link is not None:
+        _link.agreed = True
 
 
 def lone(check: Callable[[], None]) -> Callable[[], None]:

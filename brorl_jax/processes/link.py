@@ -123,6 +123,7 @@ class Link:
     ) -> None:
         self.index, self.count = index, count
         self.stop_signal = 0  # set by this process's signal handler or by another process
+        self.agreed = False  # all processes end now
         self._peers, self._lost_after_s, self._wait_s = peers, lost_after_s, wait_s
         self._die = die or _exit
         self._leaving = False

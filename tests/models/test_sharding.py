@@ -61,7 +61,7 @@ def test_every_weight_fits_its_sharding(cfg, mesh):
 def test_a_mesh_of_too_many_devices_says_how_many_there_are():
     have = len(jax.devices())
     with pytest.raises(
-        ValueError, match=rf"data=3 x fsdp={have} x context=1 x tensor=1 needs {3 * have} devices.* has {have}"
+        ValueError, match=rf"data=3 x fsdp={have} x context=1 x tensor=1 needs {3 * have} devices, jax sees {have}"
     ):
         sharding.make_mesh(data=3, fsdp=have)
     assert sharding.make_mesh(data=2, tensor=2).shape == {"data": 2, "fsdp": 1, "context": 1, "tensor": 2}
