@@ -37,7 +37,8 @@ def measure(work: Work, small_n: int, run: Callable[..., Result], summary: Calla
         shape = dataclasses.replace(work, n=n, prompts=work.n // n)
         print(f"{shape.prompts} prompts x {n}", file=sys.stderr, flush=True)
         result = run(shape)
-        row = out["throughput"][n] = result | summary(result, shape) | {"prompts": shape.prompts}
+        row: Result = result | summary(result, shape) | {"prompts": shape.prompts}
+        out["throughput"][n] = row
         out["failed"] += [f"N = {n}: {complaint}" for complaint in row["wrong"]]
     small, large = out["throughput"][small_n], out["throughput"][work.n]
     out["ratio"] = {key: small[key] / large[key] for key in RATES}

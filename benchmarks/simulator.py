@@ -118,7 +118,7 @@ def compare(setups: Sequence[Setup], seeds: Sequence[int]) -> tuple[list[str], b
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--n", type=int, nargs="+", default=PAPER_N, help="draws per step; default: the figure's five")
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=1000)

@@ -111,7 +111,7 @@ def sweep_cases(base: Setup) -> list[Case]:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m experiments.simulate", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m experiments.simulate", description=(__doc__ or "").split("\n")[0])
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--sweep", action="store_true", help="vary what the paper leaves out")
     which.add_argument("--fgrpo", action="store_true", help="lr 1e-2, N = 2 ... 131,072, retained mass")
