@@ -113,9 +113,11 @@ def distributions(
         short.append(Group(group.prompt, parts))
         ends.append(np.cumsum(trie.depth[mine] + 1) - 1)
         order.append(mine)
-    row = 1 << int(max(end[-1] for end in ends)).bit_length()  # few shapes to compile
+    # powers of two: few shapes to compile
+    row = 1 << int(max(end[-1] for end in ends)).bit_length()
+    width = 1 << (max(len(end) for end in ends) - 1).bit_length()
     batch = pack(short, Layout(slots, 1, row))
-    places = np.zeros((batch.tokens.shape[0] * slots, max(len(end) for end in ends)), np.int32)
+    places = np.zeros((batch.tokens.shape[0] * slots, width), np.int32)
     for i, end in enumerate(ends):
         places[i, : len(end)] = end
     places = places.reshape(-1, slots, places.shape[1])

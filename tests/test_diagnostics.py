@@ -91,6 +91,22 @@ def test_distributions_at_nodes_equal_a_pass_over_the_whole_sequence(params, gro
         assert (p[VOCAB:] == 0).all()
 
 
+def test_few_programs_serve_any_number_of_nodes(params, groups):
+    trie, samples, _ = diagnostics.build(groups, Bounds(2, 16, 8))
+    shapes = set()
+
+    def next_token(params, batch, places):
+        shapes.add((batch.tokens.shape[1:], places.shape[1:]))
+        return np.zeros((*places.shape, VOCAB), np.float32)
+
+    mesh, most = sharding.make_mesh(1, 1, 1), 0
+    for nodes in (trie_lib.first_branching(trie, k) for k in range(1, 9)):
+        diagnostics.distributions(params, groups, trie, samples, nodes, next_token=next_token, mesh=mesh, slots=2)
+        most = max(most, int(np.bincount(trie.group[nodes]).max()))
+    assert most > 5  # of one group
+    assert {width for _, (_, width) in shapes} == {1, 2, 4, 8}
+
+
 def test_figures_of_the_roots_equal_those_of_the_whole_distribution(params, groups, measure):
     got = measure(groups, exact_nodes=1, max_depth=1)
     mass, second, expected, moods = [], [], [], []
