@@ -222,14 +222,15 @@ def pack_groups(groups: list[Group]) -> tuple[dict[str, np.ndarray], list[dict[s
 
 def unpack_groups(arrays: dict[str, Any], meta: list[dict[str, Any]]) -> list[Group]:
     """The groups that ``pack_groups`` was given."""
-    tokens, logp = np.asarray(arrays["tokens"]), np.asarray(arrays["logp"])
-    ends = np.cumsum(np.asarray(arrays["lengths"]))
+    # Once each: where ``arrays`` is a file, every look at it reads an array anew.
+    lengths, tokens, logp = (np.asarray(arrays[name]) for name in ("lengths", "tokens", "logp"))
+    ends = np.cumsum(lengths)
     at, groups = 0, []
     for entry in meta:
         prompt = Prompt(**{**entry["prompt"], "tokens": np.asarray(entry["prompt"]["tokens"], np.int32)})
         samples = []
         for values in entry["samples"]:
-            span = slice(ends[at] - int(np.asarray(arrays["lengths"])[at]), ends[at])
+            span = slice(ends[at] - lengths[at], ends[at])
             reward = float("nan") if values["reward"] is None else values["reward"]
             converted = {"finish": Finish(values["finish"]), "status": Status(values["status"]), "reward": reward}
             samples.append(Sample(**{**values, **converted, "tokens": tokens[span], "logp": logp[span]}))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from brorl_jax import collect
+from brorl_jax import checkpoint, collect
 from brorl_jax.collect import KEPT, Rules
 from brorl_jax.metrics import PhaseTimer
 from brorl_jax.rewards import Grader
@@ -351,3 +351,29 @@ def test_time_is_split_between_generating_and_grading():
     collect.rollouts(Scripted([0, 1]), Tokens(), requests(0, 1), Sampling(), Grader(), timer)
     times = timer.pop()
     assert times["time/rollout_s"] == 3 and times["time/reward_s"] == 2  # one tick each; one more to see the end
+
+
+def test_groups_survive_the_way_between_processes():
+    sent = [group(MIXED, 0, tokens=[[5], [6, 7, 8]]), group(BROKEN, 1)]
+    for before, after in zip(sent, collect._decode(collect._encode(sent)), strict=True):
+        assert after.prompt.id == before.prompt.id and after.prompt.tokens.tolist() == before.prompt.tokens.tolist()
+        for a, b in zip(before.samples, after.samples, strict=True):
+            assert (a.index, a.seed, a.finish, a.status) == (b.index, b.seed, b.finish, b.status)
+            assert a.tokens.tolist() == b.tokens.tolist() and a.logp.tolist() == b.logp.tolist()
+            np.testing.assert_equal(a.reward, b.reward)
+
+
+def test_an_array_of_received_groups_is_read_once():
+    """What arrives is a file: each look at one of its arrays reads it whole, and there may be 65,536 samples."""
+
+    class Counted(dict):
+        looks = 0
+
+        def __getitem__(self, name):
+            self.looks += 1
+            return super().__getitem__(name)
+
+    arrays, meta = checkpoint.pack_groups([group([0.0, 1.0] * 8, i) for i in range(4)])
+    counted = Counted(arrays)
+    assert len(checkpoint.unpack_groups(counted, meta)) == 4
+    assert counted.looks == len(arrays)
