@@ -62,7 +62,7 @@ class Size:
     block: int = 1024
 
     def model(self) -> ModelConfig:
-        return ModelConfig.for_family(
+        return ModelConfig(
             "qwen3", vocab_size=self.vocab, hidden=self.hidden, layers=self.layers, heads=self.heads,
             kv_heads=self.kv_heads, head_dim=self.head_dim, ffn=self.ffn, rope_theta=1e6,
         )  # fmt: skip

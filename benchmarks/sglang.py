@@ -52,7 +52,7 @@ def model(vocab: int, hidden: int, layers: int, ffn: int) -> ModelConfig:
     heads = hidden // head_dim
     shape = {"vocab_size": vocab, "hidden": hidden, "layers": layers, "ffn": ffn, "heads": heads, "head_dim": head_dim}
     kv_heads = 3 if heads % 3 == 0 else 1
-    return ModelConfig.for_family("llama", tied=True, rope_theta=1e4, max_positions=512, kv_heads=kv_heads, **shape)
+    return ModelConfig("llama", tied=True, rope_theta=1e4, max_positions=512, kv_heads=kv_heads, **shape)
 
 
 def requests(groups: int, n: int, length: int, vocab: int) -> list[Request]:

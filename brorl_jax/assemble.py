@@ -156,13 +156,7 @@ def new_model(config: Config, vocab: int) -> ModelConfig:
     return ModelConfig(
         **new,
         vocab_size=-(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
-        rms_eps=1e-6,
-        rope_theta=10_000.0,
-        rope_scaling=None,
         max_positions=config.data.max_prompt_tokens + config.rollout.max_tokens,
-        tied=True,
-        attention_bias=False,
-        qk_norm=config.model.new.family == "qwen3",
     )
 
 

@@ -52,7 +52,7 @@ ARMS = ("recipe", "one_step")
 LIVE = ("unsampled", "sign_certain", "mood_abs")  # of the diagnostics that any run logs
 MASSES = (0.25, 0.5, 0.75)  # where runs are compared
 REPORTED = ("step", "samples", "pass@16", "improved", "worst_drop", "retained", "entropy")
-CFG = ModelConfig.for_family(
+CFG = ModelConfig(
     "qwen3", vocab_size=VOCAB + PROMPTS, hidden=32, layers=2, heads=2, kv_heads=2, head_dim=16, ffn=64,
     max_positions=8, tied=False,
 )  # fmt: skip

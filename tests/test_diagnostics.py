@@ -21,7 +21,7 @@ from brorl_jax.theory import trie as trie_lib
 from brorl_jax.theory.precision import float64
 from brorl_jax.types import Prompt, Status
 
-CFG = ModelConfig.for_family(
+CFG = ModelConfig(
     "qwen3", vocab_size=14, hidden=16, layers=2, heads=2, kv_heads=1, head_dim=8, ffn=16, max_positions=32, tied=False
 )
 VOCAB, TEMPERATURE, N = 11, 0.8, 40

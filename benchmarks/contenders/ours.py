@@ -40,13 +40,7 @@ def model(work: Work) -> ModelConfig:
         kv_heads=work.kv_heads,
         head_dim=work.width // work.heads,
         ffn=work.ffn,
-        rms_eps=1e-6,
-        rope_theta=10_000.0,
-        rope_scaling=None,
         max_positions=work.prompt_tokens + work.response_tokens,
-        tied=True,
-        attention_bias=True,
-        qk_norm=False,
     )
 
 

@@ -83,8 +83,6 @@ class ModelConfig:
         rope_scaling: Context extension, or None.
         max_positions: Longest context the model was made for; rollouts may not exceed it.
         tied: The output head is the embedding.
-        attention_bias: Biases on q, k and v (none on o).
-        qk_norm: RMS norm over ``head_dim`` of q and k before rotation.
     """
 
     family: str
@@ -95,13 +93,11 @@ class ModelConfig:
     kv_heads: int
     head_dim: int
     ffn: int
-    rms_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling | None
-    max_positions: int
-    tied: bool
-    attention_bias: bool
-    qk_norm: bool
+    rms_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    max_positions: int = 4096
+    tied: bool = True
 
     def __post_init__(self) -> None:
         if self.family not in ARCHITECTURES:
@@ -117,44 +113,16 @@ class ModelConfig:
             raise UnsupportedModel(f"head_dim must be even for rotary positions, got {self.head_dim}")
         if self.rope_theta <= 0 or self.rms_eps < 0:
             raise UnsupportedModel(f"rope_theta must be > 0 and rms_eps >= 0, got {self.rope_theta}, {self.rms_eps}")
-        traits = {"attention_bias": self.family == "qwen2", "qk_norm": self.family == "qwen3"}
-        for field, value in traits.items():
-            if getattr(self, field) != value:
-                raise UnsupportedModel(f"{self.family} models have {field}={value}, got {getattr(self, field)}")
 
-    @classmethod
-    def for_family(
-        cls,
-        family: str,
-        *,
-        vocab_size: int,
-        hidden: int,
-        layers: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        ffn: int,
-        rms_eps: float = 1e-6,
-        rope_theta: float = 10_000.0,
-        rope_scaling: RopeScaling | None = None,
-        max_positions: int = 4096,
-        tied: bool = True,
-    ) -> ModelConfig:
-        """A config whose ``attention_bias`` and ``qk_norm`` are those of the family."""
-        shape = {"vocab_size": vocab_size, "hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads}
-        return cls(
-            family=family,
-            **shape,
-            head_dim=head_dim,
-            ffn=ffn,
-            rms_eps=rms_eps,
-            rope_theta=rope_theta,
-            rope_scaling=rope_scaling,
-            max_positions=max_positions,
-            tied=tied,
-            attention_bias=family == "qwen2",
-            qk_norm=family == "qwen3",
-        )
+    @property
+    def attention_bias(self) -> bool:
+        """Biases on q, k and v (none on o)."""
+        return self.family == "qwen2"
+
+    @property
+    def qk_norm(self) -> bool:
+        """RMS norm over ``head_dim`` of q and k before rotation."""
+        return self.family == "qwen3"
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:

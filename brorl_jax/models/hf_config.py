@@ -115,7 +115,7 @@ def read(config: Mapping[str, Any]) -> ModelConfig:
     shape = {field: config[key] for key, field in _REQUIRED.items()}
     theta, scaling = _rope(config)
     default_head_dim = 128 if family == "qwen3" else shape["hidden"] // shape["heads"]  # transformers' own defaults
-    return ModelConfig.for_family(
+    return ModelConfig(
         family,
         **shape,
         kv_heads=config.get("num_key_value_heads") or shape["heads"],

@@ -86,7 +86,7 @@ def read_config(metadata: dict[str, Any]) -> ModelConfig:
     if metadata["general.architecture"] != "llama":
         raise ValueError(f"expected a GGUF file of the llama architecture, got {metadata['general.architecture']!r}")
     llama = {key.removeprefix("llama."): value for key, value in metadata.items() if key.startswith("llama.")}
-    return ModelConfig.for_family(
+    return ModelConfig(
         "llama",
         vocab_size=llama["vocab_size"],
         hidden=llama["embedding_length"],

@@ -28,8 +28,8 @@ from brorl_jax.types import Prompt
 REPO = Path(__file__).resolve().parents[2]
 VOCAB, STOP, CONTEXT = 259, 2, 128  # bytes and special tokens: what `train_tokenizer` makes without any merge
 SHAPE = {"vocab_size": VOCAB, "hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 48}
-QWEN3 = ModelConfig.for_family("qwen3", tied=False, rope_theta=1e4, max_positions=512, **SHAPE)
-LLAMA = ModelConfig.for_family("llama", tied=True, rope_theta=1e4, max_positions=512, **SHAPE)
+QWEN3 = ModelConfig("qwen3", tied=False, rope_theta=1e4, max_positions=512, **SHAPE)
+LLAMA = ModelConfig("llama", tied=True, rope_theta=1e4, max_positions=512, **SHAPE)
 PROBE = np.array([5, 9, 14, 7, 33, 60, 12, 8], np.int32)
 CPU_FLAGS = (
     "--device=cpu", "--max-total-tokens=16384", "--max-running-requests=64", "--sleep-on-idle",

@@ -19,9 +19,9 @@ from brorl_jax.types import Batch, Finish, Group, Prompt, Sample, Status
 
 VOCAB = 53  # equal to no other size
 SHAPE = {"vocab_size": VOCAB, "hidden": 16, "layers": 2, "heads": 4, "head_dim": 6, "ffn": 24, "rope_theta": 50.0}
-QWEN2 = ModelConfig.for_family("qwen2", kv_heads=2, **SHAPE)
-QWEN3 = ModelConfig.for_family("qwen3", kv_heads=4, tied=False, **SHAPE)
-LLAMA = ModelConfig.for_family("llama", kv_heads=1, **SHAPE)
+QWEN2 = ModelConfig("qwen2", kv_heads=2, **SHAPE)
+QWEN3 = ModelConfig("qwen3", kv_heads=4, tied=False, **SHAPE)
+LLAMA = ModelConfig("llama", kv_heads=1, **SHAPE)
 
 BOUNDS = {"eps_low": 0.2, "eps_high": 0.28, "dual_clip": 0.0, "low": 0.9, "high": 1.1}
 KL_COEF, MAX_TOKENS = 0.1, 8

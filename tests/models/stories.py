@@ -17,7 +17,7 @@ def read_model(path: Path) -> tuple[ModelConfig, Params]:
     raw = path.read_bytes()
     dim, ffn, layers, heads, kv_heads, vocab, seq = struct.unpack("<7i", raw[:28])
     hd, kv = dim // heads, dim // heads * kv_heads
-    config = ModelConfig.for_family(
+    config = ModelConfig(
         "llama",
         vocab_size=vocab,
         hidden=dim,

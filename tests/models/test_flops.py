@@ -15,9 +15,7 @@ from brorl_jax.models.config import ModelConfig
 from brorl_jax.types import Group
 
 # One layer and one chunk of the head: XLA counts a loop's body once, however often it runs.
-CFG = ModelConfig.for_family(
-    "qwen3", vocab_size=512, hidden=64, layers=1, heads=4, kv_heads=2, head_dim=16, ffn=192, tied=False
-)
+CFG = ModelConfig("qwen3", vocab_size=512, hidden=64, layers=1, heads=4, kv_heads=2, head_dim=16, ffn=192, tied=False)
 
 
 def test_work_of_a_group_counts_its_prompt_once():

@@ -28,9 +28,7 @@ def spec(tree):
 def test_rules_by_hand():
     """Qwen2 on fsdp 2 x tensor 2: matrices are split both ways, vectors along the width are whole."""
     mesh = sharding.make_mesh(fsdp=2, tensor=2)
-    cfg = ModelConfig.for_family(
-        "qwen2", vocab_size=54, hidden=16, layers=3, heads=4, kv_heads=2, head_dim=6, ffn=24, tied=False
-    )
+    cfg = ModelConfig("qwen2", vocab_size=54, hidden=16, layers=3, heads=4, kv_heads=2, head_dim=6, ffn=24, tied=False)
     assert spec(sharding.weight_shardings(mesh, cfg)) == {
         "embed": ("tensor", "fsdp"),
         "head": ("fsdp", "tensor"),

@@ -29,13 +29,8 @@ def config(family):
         kv_heads=2,
         head_dim=8,
         ffn=24,
-        rms_eps=1e-6,
-        rope_theta=10_000.0,
-        rope_scaling=None,
         max_positions=CONTEXT,
         tied=family != "llama",
-        attention_bias=family == "qwen2",
-        qk_norm=family == "qwen3",
     )
 
 

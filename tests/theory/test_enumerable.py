@@ -13,7 +13,7 @@ from brorl_jax.models.config import ModelConfig
 from brorl_jax.theory import enumerable
 from brorl_jax.types import Finish, Group, Prompt, Sample, Status
 
-CFG = ModelConfig.for_family(
+CFG = ModelConfig(
     "qwen3", vocab_size=8, hidden=16, layers=2, heads=2, kv_heads=1, head_dim=8, ffn=16, max_positions=16, tied=False
 )
 VOCAB, LENGTH = 5, 3

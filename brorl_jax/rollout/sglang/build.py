@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import shutil
 import zlib
@@ -30,12 +31,8 @@ SPARE_TOKENS = 8  # of context beyond prompt and response, for the server's own 
 def layout(config: Config, cfg: ModelConfig, tokenizer: Tokenizer) -> weights.Layout:
     """What is served: the model in the trainer's compute dtype, without the padding of its embedding."""
     special = {"eos_token_id": list(tokenizer.stop_ids), "bos_token_id": None, "pad_token_id": tokenizer.pad_id}
-    served = ModelConfig(**{**_fields(cfg), "vocab_size": tokenizer.vocab_size})
+    served = dataclasses.replace(cfg, vocab_size=tokenizer.vocab_size)
     return weights.Layout(served, config.model.compute_dtype, special)
-
-
-def _fields(cfg: ModelConfig) -> dict[str, Any]:
-    return {name: getattr(cfg, name) for name in ModelConfig.__dataclass_fields__}
 
 
 def folder(config: Config, workdir: Path) -> Path:

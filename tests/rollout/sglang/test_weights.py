@@ -137,7 +137,7 @@ def test_old_versions_go_and_nothing_else_does(tmp_path):
 @pytest.mark.slow  # 200 MB of weights
 def test_the_host_never_holds_a_second_copy(tmp_path):
     shape = {"vocab_size": 4096, "hidden": 512, "layers": 12, "heads": 8, "kv_heads": 8, "head_dim": 64, "ffn": 2048}
-    cfg = ModelConfig.for_family("qwen3", tied=True, rope_theta=1e4, max_positions=512, **shape)
+    cfg = ModelConfig("qwen3", tied=True, rope_theta=1e4, max_positions=512, **shape)
     params = cases.random_weights(cfg)
     publish(tmp_path, params, cfg, "warm")  # compiles and imports what there is
     layout = cases.layout(cfg)
