@@ -84,7 +84,7 @@ def sweep(cases: Sequence[Case], records: Sequence[Record]) -> Figure:
         "weight_decay": "weight decay",
         "lr": "learning rate",
     }
-    figures: list[tuple[str, Callable[[Record], np.ndarray]]] = [
+    figures: list[tuple[str, Callable[[Record], Any]]] = [
         (r"$Q_{pos}$", lambda r: r.q_pos[:, -1]),
         ("% improved", lambda r: 100 * r.improved[:, -1]),
         (r"worst drop, $10^{-6}$", lambda r: 1e6 * r.worst_drop[:, -1]),
