@@ -7,6 +7,7 @@ kind       required  one of :func:`kinds`
 verifier   ""        ``<scorer>[:<answer format>]``, see :mod:`brorl_jax.rewards`; "" is the row's own, or the kind's
 weight     1.0       share of the training mixture, relative to the other sources
 prompt     {question} what the user says; ``{question}`` stands for the question, everything else is literal
+heading    ""        what evaluations average the source under, such as ``math`` or ``reasoning_gym/algebra``
 ========== ========= =====================================================================================
 
 and the fields of its own dataclass, below or in :mod:`brorl_jax.data.procedural`. An unknown field is refused.

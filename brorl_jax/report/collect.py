@@ -259,7 +259,7 @@ def read_groups(path: Path, notes: list[str]) -> tuple[list[Row], bool]:
                     break
                 row = json.loads(line)
                 group = groups.setdefault(row["prompt_id"], _new_group(row))
-                group["rollouts"].append({k: v for k, v in row.items() if k not in group or k == "outcome"})
+                group["rollouts"].append({k: v for k, v in row.items() if k not in group})
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
         notes.append(f"rollouts/{path.name} is damaged; what could be read of it is shown ({type(error).__name__})")
         complete = False

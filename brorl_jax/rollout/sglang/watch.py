@@ -36,7 +36,7 @@ def read(text: str, names: Iterable[str]) -> dict[str, float]:
 
 
 class Watch:
-    """Reads the servers of a pool. All methods but ``metrics`` belong to the engine's event loop."""
+    """Reads the servers of a pool. All methods but ``pop`` belong to the engine's event loop."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
