@@ -1,8 +1,7 @@
-"""AdamW, learning-rate rules, and an update that a non-finite gradient cannot touch."""
+"""AdamW, its learning-rate schedule, and an update that a non-finite gradient cannot touch."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,26 +9,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
-
-from brorl_jax.learner.registry import lookup
-
-# Factor on the learning rate when the samples per update grow by ``ratio``.
-LR_RULES: dict[str, Callable[[float], float]] = {
-    "constant": lambda ratio: 1.0,
-    "sqrt": math.sqrt,  # [P]
-    "linear": lambda ratio: ratio,
-}
-
-
-def scaled_lr(lr: float, base_samples: int, samples: int, rule: str) -> float:
-    """``lr * rule(samples / base_samples)`` with rule ``constant``, ``sqrt`` or ``linear``.
-
-    The paper scales by the square root with the number of mini-batches per step unchanged [P]: 512 x 16 = 8,192 to
-    128 x 512 = 65,536 samples gives ``lr * 2.828``. Samples are counted per step, alike in both arguments.
-    """
-    if base_samples <= 0 or samples <= 0:
-        raise ValueError(f"sample counts must be positive, got base_samples = {base_samples}, samples = {samples}")
-    return lr * lookup(LR_RULES, rule, "learning-rate rule")(samples / base_samples)
 
 
 def lr_schedule(lr: float, warmup_steps: int) -> optax.Schedule:

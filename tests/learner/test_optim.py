@@ -1,4 +1,4 @@
-"""AdamW against a plain float64 loop, learning-rate rules, skipped updates."""
+"""AdamW against a plain float64 loop, the learning-rate schedule, skipped updates."""
 
 import jax
 import jax.numpy as jnp
@@ -21,17 +21,6 @@ def tree(seed):
 
 def step_function(optimizer):
     return jax.jit(lambda grads, state, params: optim.apply_or_skip(optimizer, grads, state, params))
-
-
-def test_scaled_lr():
-    # 512 x 16 to 128 x 512 samples: eight times as many.
-    assert optim.scaled_lr(1e-6, 8192, 65536, "sqrt") == pytest.approx(2.8284271e-6)
-    assert optim.scaled_lr(1e-6, 8192, 65536, "linear") == pytest.approx(8e-6)
-    assert optim.scaled_lr(1e-6, 8192, 65536, "constant") == 1e-6
-    with pytest.raises(ValueError, match="unknown learning-rate rule 'cbrt'; known: constant, linear, sqrt"):
-        optim.scaled_lr(1e-6, 8192, 65536, "cbrt")
-    with pytest.raises(ValueError, match="base_samples = 0"):
-        optim.scaled_lr(1e-6, 0, 65536, "sqrt")
 
 
 def test_warmup():
