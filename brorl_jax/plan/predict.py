@@ -81,7 +81,7 @@ def bytes_needed(d: Described, *, scores: bool) -> dict[str, int]:
         "parameters": on_device(state.params),
         "optimiser": on_device(state.opt_state),
         "reference": on_device(state.reference),
-        "engine's copy": weights * share.item if _copies(d.config) else 0,
+        "engine's copy": share.item * _engine_weights(d, weights),
         "batch": on_device(d.batch),
         "gradients": memory.gradients(weights),
         "activations": kept + (layer if layer >= head else 0),
@@ -94,9 +94,14 @@ def writes_scores(config: Config) -> bool:
     return config.model.attention == "xla"
 
 
-def _copies(config: Config) -> bool:
-    """The embedded engine keeps weights of its own if they are of another dtype."""
-    return config.rollout.engine == "local" and config.model.compute_dtype != config.model.param_dtype
+def _engine_weights(d: Described, shard: int) -> int:
+    """Weights that the embedded engine keeps beside the learner's: all, on its one device, if it samples during
+    updates; the ``shard`` of each device if they are of another dtype; else none."""
+    if d.config.rollout.engine != "local":
+        return 0
+    if d.config.rollout.overlap:
+        return sum(x.size for x in jax.tree.leaves(d.state.params))
+    return shard if d.config.model.compute_dtype != d.config.model.param_dtype else 0
 
 
 def on_device(tree: Any) -> int:

@@ -1,5 +1,6 @@
 """Closed forms of memory and FLOPs against the compiled train step of processor-sized models."""
 
+import dataclasses
 import pathlib
 
 import pytest
@@ -48,6 +49,22 @@ def test_state_is_what_its_weights_need():
         assert needed["parameters"] == needed["reference"] == weights
         assert needed["optimiser"] == pytest.approx(2 * weights, abs=64)  # and its counters
         assert needed["engine's copy"] == 0
+
+
+def test_the_embedded_engine_s_weights_by_hand():
+    """A shard in bfloat16 beside float32; all of them on one device where it samples during updates."""
+    d = described("full", 64, 1, 4, fsdp=4)
+    norms = LAYERS * (2 * HIDDEN + 2 * HEAD) + HIDDEN
+    config = d.config.copy_and_resolve_references()
+    d = dataclasses.replace(d, config=config)
+    for changes, weights, item in (
+        ({"rollout.overlap": True}, matrices() + VOCAB * HIDDEN + norms, 4),
+        ({"model.compute_dtype": "bfloat16"}, matrices() + VOCAB * HIDDEN + norms, 2),
+        ({"rollout.overlap": False}, (matrices() + VOCAB * HIDDEN) // 4 + norms, 2),
+        ({"rollout.engine": "sglang"}, 0, 2),
+    ):
+        config.update_from_flattened_dict(changes)
+        assert predict.bytes_needed(d, scores=True)["engine's copy"] == item * weights
 
 
 @pytest.mark.parametrize(
