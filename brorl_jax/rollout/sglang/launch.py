@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import http.client
 import os
 import signal
 import socket
@@ -169,8 +170,8 @@ class Server:
 
     def answers(self) -> bool:
         """Whether it is up and takes requests."""
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with contextlib.suppress(OSError), direct.open(f"{self.spec.url}/ready", timeout=READY_S) as answer:
+        direct, url = urllib.request.build_opener(urllib.request.ProxyHandler({})), f"{self.spec.url}/ready"
+        with contextlib.suppress(OSError, http.client.HTTPException), direct.open(url, timeout=READY_S) as answer:
             return answer.status == 200
         return False
 

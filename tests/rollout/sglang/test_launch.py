@@ -6,9 +6,11 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,6 +123,21 @@ def test_keys_are_in_a_private_file_not_on_the_command_line(tmp_path, monkeypatc
     [spec] = launch.specs(section(), 1, **where)
     assert "sesame" not in " ".join(spec.command) + repr(spec) and "SGLANG_API_KEY" not in spec.env
     assert value(spec, "--config") == str(file)
+
+
+def test_what_does_not_speak_http_is_no_server(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+
+        def speak():
+            with stranger.accept()[0] as line:
+                line.recv(1 << 16)
+                line.sendall(b"220 mail.example.org ESMTP\r\n")
+
+        [spec] = specs(tmp_path, port=stranger.getsockname()[1])
+        thread = threading.Thread(target=speak)
+        thread.start()
+        assert not launch.Server(spec).answers()
+        thread.join()
 
 
 def test_stopping_ends_the_whole_group_and_nobody_else(stand_in):
