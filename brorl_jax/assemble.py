@@ -244,12 +244,14 @@ def eval_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
 def objective(config: Config) -> Objective:
     """What an RL update minimises."""
     algo = config.algo
-    estimator = kl.get_loss(algo.kl.estimator)
+    estimator = functools.partial(
+        kl.get_loss(algo.kl.estimator), clamp=algo.kl.clamp, clamp_output=algo.kl.clamp_output
+    )
     return Objective(
         policy=losses.bind(algo.loss, algo),
         weights=reduce.get(algo.aggregation),
         mismatch=mismatch.bind(algo.mismatch.kind, algo.mismatch),
-        kl=functools.partial(estimator, clamp=algo.kl.clamp, clamp_output=0.0) if algo.kl.coef > 0 else None,
+        kl=estimator if algo.kl.coef > 0 else None,
         kl_coef=algo.kl.coef,
         max_tokens=config.rollout.max_tokens,
         on_policy=algo.updates_per_step == 1,

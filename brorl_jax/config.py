@@ -185,6 +185,7 @@ def default() -> Config:
     config.algo.kl.estimator = "k2"  # (log ratio)^2 / 2 in the loss; [V2]
     config.algo.kl.coef = 1e-4  # beta; 0 = no reference policy at all; [NR][OR]
     config.algo.kl.clamp = 10.0  # nats, |log ratio| <= clamp; [V2]
+    config.algo.kl.clamp_output = 0.0  # nats, |KL term of a token| <= clamp_output, 10 in [NR]; 0 = no bound
     config.algo.mismatch = _section()
     config.algo.mismatch.kind = "tis"  # correction for engine/trainer differences; [P]
     config.algo.mismatch.low = 0.0  # masks drop a token or sequence whose weight is below; tis does not use it

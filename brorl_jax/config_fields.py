@@ -57,7 +57,8 @@ AT_LEAST_ONE = _paths(
 )
 AT_LEAST_ZERO = _paths(
     """seed grading.workers grading.memory_gib rollout.min_p algo.advantage_clip algo.dual_clip algo.kl.coef
-    algo.mismatch.low algo.mismatch.stop_above algo.reference.every algo.reference.kl_spike algo.reference.stall
+    algo.kl.clamp_output algo.mismatch.low algo.mismatch.stop_above
+    algo.reference.every algo.reference.kl_spike algo.reference.stall
     shaping.overlong_buffer shaping.overlong_penalty shaping.cosine_coef optim.warmup_steps optim.weight_decay
     optim.clip_norm warmup.steps train.stop_stalled train.stall_timeout_s eval.every eval.temperature
     eval.max_prompts checkpoint.every diagnostics.mass_balance_every diagnostics.exact_nodes

@@ -236,7 +236,7 @@ def test_prompt_and_response_must_fit_the_context_of_a_local_model(tmp_path):
         ("rollout.nn", "config.rollout.nn: unknown field; did you mean 'config.rollout.n'?"),
         ("updates_per_step", "config.updates_per_step: unknown field; did you mean 'config.algo.updates_per_step'?"),
         ("seed.x", "config.seed.x: unknown field; config.seed is a value"),
-        ("algo.kl", "config.algo.kl: is a section; set one of its fields: clamp, coef, estimator"),
+        ("algo.kl", "config.algo.kl: is a section; set one of its fields: clamp, clamp_output, coef, estimator"),
     ],
 )
 def test_an_override_of_an_unknown_field_gets_a_suggestion(path, message):

@@ -11,7 +11,7 @@ Shared contract of every function in ``ADVANTAGES``,
 * returns float32 ``[G, N]``, never NaN. A group whose valid rewards are all equal (``max == min``, never
   ``std > 0``) gets exactly 0 and enters no global statistic, so dropping it changes nothing for the others.
 
-Variances are two-pass in float32. A group estimator needs N >= 2; ``check`` rejects N = 1 at start-up.
+Variances are two-pass in float32. A group estimator needs N >= 2; a config with N = 1 is refused.
 """
 
 from __future__ import annotations
@@ -138,18 +138,16 @@ def get(name: str) -> Callable[..., Float[Array, "G N"]]:
     return lookup(ADVANTAGES, name, "advantage")
 
 
-def check(name: str, normalise: str, n: int | None = None) -> None:
-    """Reject combinations that mean nothing. ``n``: rollouts per prompt.
+def check(name: str, normalise: str) -> None:
+    """Reject combinations that mean nothing.
 
     Raises:
-        ValueError: unknown names; a group estimator with fewer than 2 rollouts per prompt (every advantage would
-            be 0); REINFORCE++-baseline without its global normalisation, or another estimator with one.
+        ValueError: unknown names; REINFORCE++-baseline without its global normalisation, or another estimator with
+            one.
     """
     get(name)
     if normalise not in NORMALISERS:
         raise ValueError(f"unknown normalise {normalise!r}; known: {', '.join(NORMALISERS)}")
-    if n is not None and n < 2:
-        raise ValueError(f"advantage {name!r} compares the rollouts of one prompt and needs n >= 2, got n = {n}")
     if name == "reinforce_pp_baseline" and normalise == "none":
         raise ValueError(
             "reinforce_pp_baseline normalises over the batch: normalise must be 'tokens' or 'sequences'"
