@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from brorl_jax import evaluate, scores
 from brorl_jax.commandline import piped
+from brorl_jax.errors import mistake
 from brorl_jax.scores import Difference
 
 
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(markdown(scores.compare(evaluate.read(args.a), evaluate.read(args.b))), end="")
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {mistake(error) or error}", file=sys.stderr)
         return 2
     return 0
 

@@ -38,9 +38,10 @@ def _context(path: str) -> int | None:
     if not path or not file.is_file():
         return None
     try:
-        return json.loads(file.read_text()).get("max_position_embeddings")
-    except (OSError, ValueError):
+        context = json.loads(file.read_text())["max_position_embeddings"]
+    except (OSError, ValueError, TypeError, KeyError):
         return None  # loading the model reports a broken file properly
+    return context if isinstance(context, int) else None
 
 
 def _check_model(config: Config) -> None:
@@ -139,9 +140,10 @@ def _check_rollout(config: Config) -> None:
                 f"training rollouts need the full distribution, otherwise engine and "
                 f"trainer disagree on every token; use {neutral} (evaluation may truncate)",
             )
-    stall, response = config.train.stall_timeout_s, rollout.sglang.timeout_s
-    if rollout.engine == "sglang" and 0 < stall <= response:
-        fail("train.stall_timeout_s", stall, f"must be above rollout.sglang.timeout_s = {response:g}, or 0")
+    stall = config.train.stall_timeout_s
+    for key in ("timeout_s", "start_timeout_s", "update_timeout_s"):  # the longest waits without a sign of progress
+        if rollout.engine == "sglang" and 0 < stall <= rollout.sglang[key]:
+            fail("train.stall_timeout_s", stall, f"must be above rollout.sglang.{key} = {rollout.sglang[key]:g}, or 0")
     for token in rollout.stop_ids:
         if type(token) is not int or token < 0:
             fail("rollout.stop_ids", tuple(rollout.stop_ids), "must hold token ids, whole numbers from 0")

@@ -56,6 +56,32 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
+    @classmethod
+    def from_json(cls, row: Any) -> Row:
+        """The row that ``to_json`` wrote.
+
+        Raises:
+            ValueError: It is something else; found here, since a damaged number would show far from its file.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(row, dict) or sorted(row) != sorted(names):
+            raise ValueError(f"a row has the fields {', '.join(names)}, got {row!r:.80}")
+        r = cls(**row)
+        lists = r.rewards, r.lengths, r.finish
+        if (
+            not all(isinstance(text, str) for text in (r.prompt_id, r.source))
+            or not all(isinstance(values, list) and len(values) == len(r.finish) for values in lists)
+            or not all(x is None or (_is_number(x) and 0 <= x <= 1) for x in r.rewards)
+            or not all(_is_number(x) and x >= 0 for x in r.lengths)
+            or not all(x in tuple(Finish) for x in r.finish)
+        ):
+            raise ValueError(f"not what a prompt's samples can be: {row!r:.120}")
+        return r
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
 
 def in_order(rows: Iterable[Row]) -> list[Row]:
     """By source and prompt, so that no figure depends on which prompt was done first."""

@@ -224,7 +224,7 @@ def _write_config(config: Config, workdir: Path, *, resuming: bool) -> None:
     """Saves the resolved config; on a resume with another one, says what changed and keeps the old file beside it."""
     path = workdir / "config.json"
     text = config_lib.to_json(config)
-    if resuming and path.exists() and path.read_text() != text:
+    if resuming and path.exists() and path.read_bytes() != text.encode():
         try:
             old, new = flatten(json.loads(path.read_text())), flatten(json.loads(text))
         except (ValueError, AttributeError) as error:

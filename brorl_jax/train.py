@@ -107,6 +107,7 @@ def _update(s: Session, collected: collect.Collected) -> Metrics:
         for batch in packed:
             s.state, update, logp = s.train_step(s.state, batch)
             update = jax.device_get(update)
+            watchdog.alive("an update")
             if int(s.state.updates) == 1:
                 batches.check_first_update(update, s.model.compute.dtype)
             results.append((update, batch.old_logp if several else logp))

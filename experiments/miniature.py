@@ -307,7 +307,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     size = FAST if args.fast else FULL
     make_folder("--out", args.out)
-    for seed in args.seeds:
+    for seed in dict.fromkeys(args.seeds):
         for arm in (stage(args.out, seed, size), *arms(args.out, seed, size)):
             sweep.run([arm])
             final_scores(arm, size.final_samples)

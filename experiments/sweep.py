@@ -106,7 +106,7 @@ def arms(file: str, base: str | None, out: Path, seeds: Sequence[int], extra: Ma
     chosen = get_arms(load(base))
     return [
         arm(f"{name}/seed_{seed}", base, {**overrides, "seed": seed, **extra}, out / name / f"seed_{seed}")
-        for seed in seeds
+        for seed in dict.fromkeys(seeds)  # one named twice would be two jobs in one folder
         for name, overrides in chosen.items()
     ]
 

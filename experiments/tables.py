@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from brorl_jax.commandline import piped
+from brorl_jax.errors import mistake
 from brorl_jax.metrics import read_jsonl
 from brorl_jax.report.collect import add_axes, check_run
 
@@ -87,24 +88,35 @@ def read_run(arm: str, directory: Path) -> list[Measured]:
     """A run at each of its separate evaluations, or at its last evaluation during training.
 
     Raises:
-        ValueError: ``directory`` is not a run's.
+        ValueError: ``directory`` is not a run's, or holds what no run writes.
     """
     check_run(directory)
+    try:
+        return _read_run(arm, directory)
+    except (LookupError, ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
+        raise ValueError(f"{directory} holds what no run writes ({type(error).__name__}: {error})") from error
+
+
+def _read_run(arm: str, directory: Path) -> list[Measured]:
     rows, _ = read_jsonl(directory / "metrics.jsonl")
     add_axes(rows)
     config = json.loads((directory / "config.json").read_text())
     evaluations = {}
     for path in directory.glob("eval/at_*/scores.json"):
-        evaluations[int(path.parent.name.removeprefix("at_"))] = json.loads(path.read_text())
+        evaluations[int(path.parent.name.removeprefix("at_"))] = _figures(json.loads(path.read_text()))
     during = {row["step"]: row for row in rows if row.get("eval/pass@1") is not None}
     if not evaluations and during:
-        evaluations = {max(during): during[max(during)]}
+        evaluations = {max(during): _figures(during[max(during)])}
     if not evaluations and rows:
         evaluations = {rows[-1]["step"]: {}}
     return [
         Measured(arm, step, _log(config, [r for r in rows if 0 < r["step"] <= step], step), scores)
         for step, scores in sorted(evaluations.items())
     ]
+
+
+def _figures(row: Mapping[str, Any]) -> dict[str, float]:
+    return {key: float(value) for key, value in row.items() if value is not None}
 
 
 def _log(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], step: int) -> dict[str, float]:
@@ -299,7 +311,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise ValueError(f"--runs {item}: write NAME=DIR, such as brorl=runs/brorl_n512")
             measured += read_run(name, Path(directory))
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {mistake(error) or error}", file=sys.stderr)
         return 2
     print("\n\n".join(FORMATS[args.format](table(key, measured)) for key in args.tables))
     return 0

@@ -143,6 +143,14 @@ IMPOSSIBLE = [
         [("rollout.engine", "sglang"), ("rollout.sglang.urls", ("http://a:1",)), ("train.stall_timeout_s", 1800.0)],
         "config.train.stall_timeout_s = 1800.0: must be above rollout.sglang.timeout_s = 1800, or 0",
     ),
+    (
+        [
+            ("rollout.engine", "sglang"),
+            ("rollout.sglang.urls", ("http://a:1",)),
+            ("rollout.sglang.start_timeout_s", 8e3),
+        ],
+        "config.train.stall_timeout_s = 7200.0: must be above rollout.sglang.start_timeout_s = 8000, or 0",
+    ),
     ([("train.stop_stalled", 2)], "config.train.stop_stalled = 2: counts evaluations; set eval.every or 0"),
     ([("shaping.overlong_buffer", 10)], "config.shaping.overlong_penalty = 0.0: overlong_buffer and overlong_penalty"),
     ([("shaping.overlong_penalty", 1.0)], "config.shaping.overlong_buffer = 0: overlong_buffer and overlong_penalty"),

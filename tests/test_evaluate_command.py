@@ -126,10 +126,28 @@ def test_two_evaluations_side_by_side(tmp_path, capsys):
     assert "holds no evaluation" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "text"), [("prompts.jsonl", '{"a": 1}\n'), ("eval/step_000001.json", "{}")])
-def test_files_that_are_no_evaluation_are_named(tmp_path, capsys, name, text):
+ROW = {"prompt_id": "m/0", "source": "m", "rewards": [0.5, None], "lengths": [1, 2], "finish": ["stop", "abort"]}
+NO_EVALUATION = {
+    "another file": ("prompts.jsonl", {"a": 1}),
+    "another object": ("eval/step_000001.json", {}),
+    "id": ("prompts.jsonl", ROW | {"prompt_id": 3}),
+    "source": ("prompts.jsonl", ROW | {"source": ["m"]}),
+    "a field more": ("prompts.jsonl", ROW | {"passed": 1}),
+    "rewards in words": ("prompts.jsonl", ROW | {"rewards": "no"}),
+    "a reward in words": ("prompts.jsonl", ROW | {"rewards": ["1", None]}),
+    "a reward above 1": ("prompts.jsonl", ROW | {"rewards": [1.5, None]}),
+    "a reward that is none": ("prompts.jsonl", ROW | {"rewards": [float("nan"), None]}),
+    "a sample less": ("prompts.jsonl", ROW | {"lengths": [1]}),
+    "a negative length": ("prompts.jsonl", ROW | {"lengths": [1, -1]}),
+    "another end": ("prompts.jsonl", ROW | {"finish": ["stop", None]}),
+    "not a list of rows": ("eval/step_000001.json", {"prompts": [[ROW]]}),
+}
+
+
+@pytest.mark.parametrize(("name", "content"), NO_EVALUATION.values(), ids=NO_EVALUATION)
+def test_files_that_are_no_evaluation_are_named(tmp_path, capsys, name, content):
     (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(json.dumps(content))
     assert compare.main([str(tmp_path), str(tmp_path)]) == 2
     assert f"{tmp_path / name} is not what an evaluation writes" in capsys.readouterr().err
 

@@ -139,10 +139,12 @@ def test_the_whole_run_gives_signs(tmp_path, monkeypatch):
     signs = []
     monkeypatch.setattr(watchdog, "alive", signs.append)
     c = tiny_runs.config(tmp_path, **{"train.steps": 1, "train.rehearse": True, "eval.every": 1, "warmup.steps": 2})
+    c.algo.updates_per_step = 4
     train.run(c, tmp_path / "run")
     phases = ("data", "rollout", "reward", "pack", "score", "update", "publish", "eval", "checkpoint")
     wanted = {*phases, "the rehearsal", "a chunk of the embedded engine", "the end of the run"}
     assert wanted <= set(signs)
+    assert signs.count("an update") == 4
     assert signs.count("rollout") > 2 * 3 + 4  # each group of a step and each prompt of both evaluations
 
 

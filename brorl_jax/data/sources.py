@@ -71,7 +71,8 @@ def load(name: str, config: Mapping[str, Any]) -> Source:
     except ValueError as error:
         raise ValueError(f"data source {name!r}: {error}") from error
     if len(source) == 0:
-        raise ValueError(f"data source {name!r} has no usable rows (left out: {dict(source.dropped)})")
+        why = f"left out: {dict(source.dropped)}" if source.dropped else "it is empty, or ends before its start"
+        raise ValueError(f"data source {name!r} has no usable rows ({why})")
     return source
 
 

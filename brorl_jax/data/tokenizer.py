@@ -31,6 +31,7 @@ _TOKENIZER_FILES = (
     "chat_template*",
     "generation_config.json",
 )
+TRAINED_CHARACTERS = 5_000  # of a text that a new tokenizer is trained on; time grows with the square of the longest
 _PROBES = (
     [{"role": "user", "content": "What is 1 + 2?"}],
     [{"role": "user", "content": "  \\boxed{x}\n\n12,345 = ?\n"}],
@@ -148,8 +149,11 @@ class Tokenizer:
         found = {int(i) for i in extra}
         for name in ("generation_config.json", "config.json"):
             file = self.directory / name
-            ids = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
-            found.update(int(i) for i in (ids if isinstance(ids, list) else [ids]) if i is not None)
+            try:
+                ids = json.loads(file.read_text("utf-8")).get("eos_token_id") if file.is_file() else None
+                found.update(int(i) for i in (ids if isinstance(ids, list) else [ids]) if i is not None)
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
+                raise ValueError(f"{file}: no eos_token_id can be read from it ({error})") from error
         if self._tok.eos_token_id is not None:
             found.add(int(self._tok.eos_token_id))
         if not found:
@@ -170,7 +174,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out_dir: str | os.Pat
     is a function of ``texts`` and ``vocab_size`` alone.
 
     Args:
-        texts: What the model will read and write.
+        texts: What the model will read and write. The first ``TRAINED_CHARACTERS`` of each are looked at.
         vocab_size: Upper bound on the number of ids; at least 259 (bytes and special tokens). Few texts fill fewer.
         out_dir: Written; loadable by ``transformers.AutoTokenizer`` and :class:`Tokenizer`.
 
@@ -196,7 +200,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out_dir: str | os.Pat
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    backend.train_from_iterator(texts, trainer)
+    backend.train_from_iterator((text[:TRAINED_CHARACTERS] for text in texts), trainer)
     out = Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)
     backend.save(str(out / "tokenizer.json"))
@@ -246,7 +250,7 @@ def _auto_tokenizer(directory: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:  # the last two: a file with no object in it
         raise ValueError(
             f"no tokenizer in {directory} ({error}). It needs tokenizer.json and tokenizer_config.json."
         ) from error

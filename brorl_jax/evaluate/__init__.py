@@ -79,7 +79,7 @@ def _encode(rows: list[Row]) -> bytes:
 
 
 def _decode(data: bytes) -> list[Row]:
-    return [Row(**row) for row in json.loads(data)]
+    return [Row.from_json(row) for row in json.loads(data)]
 
 
 def write(workdir: str | os.PathLike[str], step: int, figures: Mapping[str, float], rows: Sequence[Row]) -> Path:
@@ -113,6 +113,6 @@ def read(directory: str | os.PathLike[str]) -> list[Row]:
     file = single if single.exists() else inside[-1]
     try:
         rows = read_jsonl(file)[0] if file == single else json.loads(file.read_text())["prompts"]
-        return [Row(**row) for row in rows]
-    except (ValueError, KeyError, TypeError) as error:
+        return [Row.from_json(row) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{file} is not what an evaluation writes ({type(error).__name__}: {error})") from error

@@ -353,9 +353,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent} has no {path.name}: not a Hugging Face model directory")
     try:
-        return json.loads(path.read_text("utf-8"))
-    except json.JSONDecodeError as error:
+        value = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:  # ValueError: neither JSON nor UTF-8
         raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds no object but {value!r:.80}")
+    return value
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -34,6 +34,13 @@ _READ = {
     "use_sliding_window",
     "layer_types",
 }
+_SIZES = (*(key for key in _REQUIRED if key != "rms_norm_eps"), "num_key_value_heads", "head_dim")
+_TYPES: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(_SIZES, (int, "a whole number")),
+    **dict.fromkeys(("rms_norm_eps", "rope_theta"), ((int, float), "a number")),
+    **dict.fromkeys(("architectures", "layer_types"), ((list, tuple), "a list of names")),
+    **dict.fromkeys(("rope_scaling", "rope_parameters"), (Mapping, "an object")),
+}
 # Keys we implement for one value only (None or absence is that value too), and why another is refused.
 _ONLY: dict[str, tuple[Any, str]] = {
     "hidden_act": ("silu", "only the SiLU activation is implemented"),
@@ -99,6 +106,7 @@ def read(config: Mapping[str, Any]) -> ModelConfig:
     Raises:
         UnsupportedModel: For an architecture or value that is not implemented, a missing shape, or an unknown key.
     """
+    _check_types(config)
     family = _family(config)
     for key, (allowed, why) in _ONLY.items():
         if config.get(key) is not None and config[key] != allowed:
@@ -155,10 +163,20 @@ def write(model: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
     return config
 
 
+def _check_types(config: Any) -> None:
+    """What the shape is made of has JSON's right type, before anything is computed with it."""
+    if not isinstance(config, Mapping):
+        raise UnsupportedModel(f"config.json holds no object but {config!r:.80}")
+    for key, (types, what) in _TYPES.items():
+        value = config.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, types)):
+            raise UnsupportedModel(f"config.json has {key}={value!r:.80}: must be {what}")
+
+
 def _family(config: Mapping[str, Any]) -> str:
     architectures = list(config.get("architectures") or ())
     supported = ", ".join(_FAMILIES)
-    if len(architectures) != 1 or architectures[0] not in _FAMILIES:
+    if len(architectures) != 1 or str(architectures[0]) not in _FAMILIES:
         raise UnsupportedModel(f"config.json has architectures={architectures}; supported: one of {supported}")
     family = _FAMILIES[architectures[0]]
     if config.get("model_type", family) != family:
@@ -176,7 +194,7 @@ def _check_attention(config: Mapping[str, Any], family: str) -> None:
         raise UnsupportedModel(
             f"config.json has sliding_window={config['sliding_window']!r}: not implemented for Llama"
         )
-    if other := sorted(set(config.get("layer_types") or ()) - {"full_attention"}):
+    if other := sorted({*map(str, config.get("layer_types") or ())} - {"full_attention"}):
         raise UnsupportedModel(
             f"config.json has layer_types with {', '.join(other)}: only full_attention is implemented"
         )

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from brorl_jax.commandline import piped
+from brorl_jax.errors import mistake
 from brorl_jax.report import summary, write_report
 
 
@@ -22,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         path = write_report(args.runs, args.out)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {mistake(error) or error}", file=sys.stderr)
         return 2
     for run in args.runs:
         print(summary(run))

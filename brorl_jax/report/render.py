@@ -23,7 +23,11 @@ def asset(name: str) -> str:
 
 
 def embed(data: Any) -> str:
-    """JSON that can stand inside a ``<script>`` element: ASCII only, and without ``<``, ``>`` and ``&``."""
+    """JSON that can stand inside a ``<script>`` element: ASCII only, and without ``<``, ``>`` and ``&``.
+
+    NaN and infinities, which our files do not hold but foreign ones may, become null: JavaScript reads neither.
+    """
+    data = json.loads(json.dumps(data), parse_constant=lambda _: None)
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from brorl_jax.config import NEW_FAMILIES
-from brorl_jax.data.tokenizer import Tokenizer, train_tokenizer
+from brorl_jax.data.tokenizer import TRAINED_CHARACTERS, Tokenizer, train_tokenizer
 
 CONVERSATIONS = [
     [{"role": "user", "content": "123 + 456 ="}],
@@ -147,6 +148,31 @@ def test_trained_tokenizer(tokenizer):
         assert tokenizer.decode(tokenizer.encode_response(text)) == text
     with pytest.raises(ValueError, match="too small"):
         train_tokenizer(["a"], 258, "unused")
+
+
+def test_a_tokenizer_is_trained_on_the_beginning_of_a_long_text(tmp_path):
+    beginning = "one two three " * 400
+    made = [
+        train_tokenizer([beginning[:TRAINED_CHARACTERS] + rest, "four"], 300, tmp_path / name)
+        for name, rest in (("short", ""), ("long", "five" * 1_000_000))
+    ]
+    assert len({(folder / "tokenizer.json").read_bytes() for folder in made}) == 1
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"eos_token_id": "</s>"}', '{"eos_token_id": [{}]}'])
+def test_a_file_without_readable_stop_ids_is_named(tokenizer_dir, tmp_path, text):
+    shutil.copytree(tokenizer_dir, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"generation_config.json: no eos_token_id can be read"):
+        Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_a_file_without_an_object_is_no_tokenizer(tokenizer_dir, tmp_path, name):
+    shutil.copytree(tokenizer_dir, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_text("[]")
+    with pytest.raises(ValueError, match="no tokenizer in"):
+        Tokenizer(tmp_path)
 
 
 def test_training_is_deterministic_across_processes(tokenizer_dir, tmp_path):

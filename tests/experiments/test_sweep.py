@@ -50,6 +50,12 @@ def figures(file, **fields):
     return found
 
 
+def test_a_seed_named_twice_is_one_run(capsys, monkeypatch):
+    monkeypatch.chdir(REPO)
+    sweep_file = ("--config", "configs/sweeps/lr_rule.py", "--out", "runs/x", "--seeds")
+    assert commands(capsys, *sweep_file, "1", "0", "1") == commands(capsys, *sweep_file, "1", "0")
+
+
 def test_fixed_samples_are_fixed():
     found = figures("n_fixed_samples.py")
     assert [n for n, _, _ in found.values()] == [16, 64, 128, 256, 512, 1024]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -147,6 +148,30 @@ def test_without_runs_every_format_shows_the_published_figures_alone(key):
 def test_csv_keeps_full_precision(measured):
     (row,) = [r for r in csv.DictReader(io.StringIO(tables.as_csv(tables.table("T2", measured)))) if r["arm"] == PRORL]
     assert float(row["samples/s of the step"]) == 256 / 9
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.json", "[1]"),
+        ("config.json", "{}"),
+        ("config.json", '{"rollout": 3}'),
+        ("metrics.jsonl", '{"step": 1, "samples/generated": "many"}'),
+        ("metrics.jsonl", '{"eval/pass@1": 0.5}'),
+        ("metrics.jsonl", '{"step": "one"}'),
+        ("eval/at_000002/scores.json", "[]"),
+        ("eval/at_000002/scores.json", "{"),
+        ("eval/at_000002/scores.json", '{"eval/pass@1": "high"}'),
+        ("eval/at_last/scores.json", "{}"),
+    ],
+)
+def test_a_run_with_foreign_contents_is_named(runs, tmp_path, capsys, name, text):
+    run = tmp_path / "run"
+    shutil.copytree(runs / "n16_0", run)
+    (run / name).parent.mkdir(parents=True, exist_ok=True)
+    (run / name).write_text(text)
+    assert tables.main(["--runs", f"x={run}"]) == 2
+    assert f"error: {run} holds what no run writes" in capsys.readouterr().err
 
 
 def test_a_mistake_is_one_line(runs, capsys):

@@ -178,6 +178,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "own code": ("llama", {"auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
     "unknown": ("llama", {"embedding_multiplier": 12.0}, "silently ignore: embedding_multiplier=12.0"),
     "missing shape": ("llama", {"vocab_size": None}, "lacks vocab_size"),
+    "shape in words": ("llama", {"hidden_size": "64"}, "hidden_size='64': must be a whole number"),
+    "half a layer": ("llama", {"num_hidden_layers": 2.5}, "num_hidden_layers=2.5"),
+    "yes for a number": ("llama", {"rms_norm_eps": True}, "rms_norm_eps=True: must be a number"),
+    "architecture in words": ("llama", {"architectures": "LlamaForCausalLM"}, "must be a list"),
+    "architecture as a list": ("llama", {"architectures": [["LlamaForCausalLM"]]}, "architectures="),
+    "rope in words": ("llama", {"rope_scaling": "yarn"}, "rope_scaling='yarn': must be an object"),
     "head groups": ("llama", {"num_key_value_heads": 3}, r"heads \(4\).*kv_heads \(3\)"),
     "odd head": ("llama", {"head_dim": 7}, "even.*7"),
 }
@@ -187,6 +193,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_refused_by_name(family: str, change: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         ModelConfig.from_hf(model_cases.CASES[family] | change)
+
+
+@pytest.mark.parametrize("config", [[1], "Qwen2ForCausalLM", None, 3])
+def test_a_config_that_is_no_object_is_refused(config: Any) -> None:
+    with pytest.raises(UnsupportedModel, match="holds no object"):
+        ModelConfig.from_hf(config)
 
 
 def test_harmless_values_of_refused_fields_are_accepted() -> None:

@@ -40,6 +40,11 @@ def test_page_with_hostile_text_holds_it_unchanged(tmp_path):
     assert not re.search(r"\b(?:src|href)=(?!\"data:|\"#)", page.split('id="data"')[0])
 
 
+def test_numbers_that_javascript_can_not_read_become_null():
+    data = {"nan": float("nan"), "deep": [{"huge": float("inf"), "low": -float("inf"), "one": 1.5}]}
+    assert json.loads(embed(data)) == {"nan": None, "deep": [{"huge": None, "low": None, "one": 1.5}]}
+
+
 def test_axes_are_cumulative_and_skip_the_pause_before_a_resume():
     rows = [
         {"step": 1, "time": 100.0, "samples/generated": 8, "length/mean": 10.0},
