@@ -556,11 +556,11 @@ def test_another_config_on_a_resume_is_noted_and_both_are_kept(finished, tmp_pat
     assert json.loads(kept.read_text()) == old
 
 
-@pytest.mark.parametrize("text", ["{", "[]"])
+@pytest.mark.parametrize("text", [b"{", b"[]", b"\xff"])
 def test_a_damaged_config_of_the_run_is_noted_and_kept(tmp_path, capsys, text):
     c = tiny_runs.config(tmp_path)
-    (tmp_path / "config.json").write_text(text)
+    (tmp_path / "config.json").write_bytes(text)
     session._write_config(c, tmp_path, resuming=True)
     assert "config.json can't be compared with this config" in capsys.readouterr().err
     (kept,) = tmp_path.glob("config.until_*.json")
-    assert kept.read_text() == text and json.loads((tmp_path / "config.json").read_text())["name"] == c.name
+    assert kept.read_bytes() == text and json.loads((tmp_path / "config.json").read_text())["name"] == c.name
