@@ -42,9 +42,10 @@ class Checkpointer:
     Args:
         workdir: The run's directory.
         keep: How many of the latest are kept, beside the best by held-out pass@1.
+        tidy: Remove what saves that were killed have left. For the run alone: others may look while it saves.
     """
 
-    def __init__(self, workdir: str | os.PathLike[str], *, keep: int) -> None:
+    def __init__(self, workdir: str | os.PathLike[str], *, keep: int, tidy: bool = False) -> None:
         policies = checkpoint_managers
         self.directory = Path(workdir).resolve() / "checkpoints"
         self._manager = ocp.CheckpointManager(
@@ -58,6 +59,7 @@ class Checkpointer:
                 ),
                 best_fn=_score,  # without it Orbax writes no metrics: another process sees none
                 enable_async_checkpointing=True,
+                cleanup_tmp_directories=tidy,
             ),
         )
 

@@ -118,7 +118,7 @@ def open_session(config: Config, workdir: Path, stop: Stop, grader: Grader) -> S
         except (ValueError, FileNotFoundError) as error:
             raise UserError(str(error)) from error
     optimizer = assemble.optimizer(config, assemble.learning_rate(config), config.optim.warmup_steps)
-    checkpointer = Checkpointer(workdir, keep=config.checkpoint.keep)
+    checkpointer = Checkpointer(workdir, keep=config.checkpoint.keep, tidy=True)
     make_state, placed = assemble.training_state_maker(config, model, optimizer)
     restored = _restore(checkpointer, placed, prompts)
     if processes.is_writer():

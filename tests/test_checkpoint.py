@@ -125,6 +125,20 @@ def test_killed_in_mid_checkpoint_the_one_before_counts(reference, tmp_path):
     assert [p.name for p in (workdir / "rollouts" / "superseded").iterdir()] == ["step_000010.0.jsonl.gz"]
 
 
+def test_what_a_killed_save_left_is_removed_by_the_run_alone(tmp_path):
+    saver = Checkpointer(tmp_path, keep=2)
+    saver.save(1, tiny_state(1), [], {}, None)
+    saver.close()
+    # of the last save before a signal: the resumed run may never save that step again
+    left = Path(shutil.copytree(tmp_path / "checkpoints" / "1", tmp_path / "checkpoints" / "7.orbax-checkpoint-tmp"))
+    Checkpointer(tmp_path, keep=2).close()  # an evaluation, perhaps of a run that is saving
+    assert left.is_dir()
+    saver = Checkpointer(tmp_path, keep=2, tidy=True)
+    saver.save(2, tiny_state(2), [], {}, None)  # waits for the removal
+    saver.close()
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"1", "2"}
+
+
 def test_killed_in_mid_line_of_the_metrics(reference, tmp_path):
     workdir = shutil.copytree(reference / "metrics of 6", tmp_path / "run")
     with open(workdir / "metrics.jsonl", "a") as file:
