@@ -68,7 +68,10 @@ def requests(groups: int, n: int, length: int, vocab: int) -> list[Request]:
 def client(args: argparse.Namespace) -> Result:
     """Processor time of this process per sample, with all samples in flight at once."""
     rows: list[dict[str, float]] = []
-    with tempfile.TemporaryDirectory() as folder, _fakes(args.fakes, Path(folder), args.token_s) as urls:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        fakes(args.fakes, cases.boot_directory(Path(folder) / "boot"), args.token_s) as urls,
+    ):
         in_flight = -(-args.samples // args.fakes)
         with cases.engine(
             urls, Path(folder) / "w", in_flight=in_flight, timeout_s=600.0, dead_after=999, context=512
@@ -119,7 +122,7 @@ def bare(args: argparse.Namespace) -> Result:
     engine_lib._raise_file_limit()
     with (
         tempfile.TemporaryDirectory() as folder,
-        _fakes(args.fakes, Path(folder), args.token_s) as urls,
+        fakes(args.fakes, cases.boot_directory(Path(folder) / "boot"), args.token_s) as urls,
         engine_lib._rare_collections(),
     ):
         asyncio.run(run(urls))
@@ -148,8 +151,9 @@ def _client_result(args: argparse.Namespace, rows: list[dict[str, float]]) -> Re
 
 
 @contextlib.contextmanager
-def _fakes(count: int, folder: Path, token_s: float) -> Iterator[list[str]]:
-    boot, running, urls = cases.boot_directory(folder / "boot"), [], []
+def fakes(count: int, boot: Path, token_s: float) -> Iterator[list[str]]:
+    """Addresses of so many fake servers in processes of their own, each taking ``token_s`` per token."""
+    running, urls = [], []
     try:
         for _ in range(count):
             port = cases.free_port()

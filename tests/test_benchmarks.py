@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from benchmarks import gpu, grading, n_scaling, scaling, simulator, step
+from benchmarks import gpu, grading, n_scaling, overlap, scaling, simulator, step
 from benchmarks.contenders import work as shared
 from benchmarks.contenders.work import Work
 
@@ -271,3 +271,45 @@ def test_scaling_and_gpu_run_in_tiny(script, tmp_path, capsys):
         assert found["step-blockwise"]["trained_tokens"] == gpu.TINY.n * (gpu.TINY.context - gpu.TINY.prompt)
         same = [found[stage]["grad_norm"] for stage in ("step-blockwise", "step-cudnn")]
         assert same[0] == pytest.approx(same[1], rel=0.05)
+
+
+# --- one-step-off generation ---
+
+
+def overlapped(**changes: float) -> dict:
+    """A timed step of the loop, as its metrics have it, between two stamps 9 s apart."""
+    row = {
+        "time/rollout_s": 2.0, "time/pack_s": 1.0, "time/score_s": 0.5, "time/update_s": 3.0, "time/publish_s": 0.5,
+        "tokens/generated": 64, "batch/tokens": 64,
+    }  # fmt: skip
+    return overlap.figures(row | changes, overlap.Stamp(100.0, 7.0), overlap.Stamp(109.0, 9.25))
+
+
+def test_a_step_with_overlap_is_predicted_from_one_without():
+    off = overlap.summary([overlapped(**{"time/reward_s": 0.5})] * 3, tokens=64, age=0.0)
+    assert (off["collect_s"], off["update_s"], off["rest_s"], off["step_s"]) == (2.5, 4.5, 2.0, 9.0)
+    assert off["wrong"] == [] and off["others_cores"] == 0.25
+    assert overlap.predicted(off) == 4.5 + 2.0
+    assert overlap.predicted(off | {"collect_s": 9.0}) == 9.0 + 2.0
+    hidden = {"overlap/collect_s": 5.0, "overlap/hidden_s": 3.0, "overlap/staleness": 1.0}
+    on = overlap.summary([overlapped(**hidden)], tokens=64, age=1.0)
+    assert (on["collect_s"], on["hidden_s"], on["update_s"], on["rest_s"]) == (5.0, 3.0, 4.5, 2.5)
+    assert on["wrong"] == []
+
+
+def test_steps_with_other_tokens_or_of_other_weights_are_wrong():
+    wrong = overlap.summary([overlapped(), overlapped(**{"batch/tokens": 60})], tokens=64, age=0.0)["wrong"]
+    assert wrong == ["timed step 1: trained_tokens 60 instead of 64"]
+    assert overlap.summary([overlapped()], tokens=64, age=1.0)["wrong"] == ["timed step 0: staleness 0 instead of 1"]
+
+
+@pytest.mark.slow
+def test_overlap_runs_the_loop_against_a_server_that_waits(tmp_path, capsys):
+    tiny = ["--ratios=1", "--steps=2", "--prompts=2", "--n=4", "--tokens=6", "--width=64", "--layers=1"]
+    assert overlap.main([*tiny, f"--out={tmp_path}"]) == 0
+    found = json.loads((tmp_path / "overlap.json").read_text())["cases"]["1"]
+    for side in ("off", "on"):
+        assert [(s["generated_tokens"], s["staleness"]) for s in found[side]["steps"]] == [(48, side == "on")] * 2
+    # Only a server that takes its time, of which there is one in either run, makes a generation so long.
+    assert all(s["collect_s"] >= 6 * found["token_s"] for side in ("off", "on") for s in found[side]["steps"])
+    assert (tmp_path / "overlap.md").read_text() in capsys.readouterr().out
