@@ -12,6 +12,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from brorl_jax import atomic, processes
+from brorl_jax.errors import UNUSABLE, UserError
 from brorl_jax.learner.state import TrainState
 from brorl_jax.types import Finish, Group, Prompt, Sample, Status
 
@@ -87,17 +89,22 @@ class Checkpointer:
         Args:
             step: Steps done.
             score: Held-out pass@1 measured at this step, if it was.
+
+        Raises:
+            UserError: This checkpoint, or the one before, can't be written: the disk is full, for example.
         """
         arrays, meta = pack_groups(carried)
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(_present(state)),
-                carried=ocp.args.StandardSave(arrays),
-                host=ocp.args.JsonSave({"format": FORMAT, "shapes": _shapes(_present(state)), "carried": meta, **host}),
-            ),
-            metrics=None if score is None else {METRIC: float(score)},
-        )
+        record = {"format": FORMAT, "shapes": _shapes(_present(state)), "carried": meta, **host}
+        with self._writable():
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(_present(state)),
+                    carried=ocp.args.StandardSave(arrays),
+                    host=ocp.args.JsonSave(record),
+                ),
+                metrics=None if score is None else {METRIC: float(score)},
+            )
 
     def amend(self, step: int, host: dict[str, Any], score: float | None) -> None:
         """Replaces some of a complete checkpoint's host record, and adds the score that it was saved without.
@@ -169,12 +176,35 @@ class Checkpointer:
             ) from error
 
     def wait(self) -> None:
-        """Returns when every started save is complete."""
-        self._manager.wait_until_finished()
+        """Returns when every started save is complete; raises what ``save`` does."""
+        with self._writable():
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits, then frees the manager."""
-        self._manager.close()
+        """Waits, then frees the manager; raises what ``save`` does."""
+        with self._writable():
+            self._manager.close()
+
+    @contextlib.contextmanager
+    def _writable(self) -> Iterator[None]:
+        """Says what a full disk means for the run; found later than it happens, since saves are in the background."""
+        try:
+            yield
+        except (OSError, ValueError) as error:  # tensorstore's are ValueErrors that quote the system's number
+            quoted = re.search(r"os_error_code='(\d+)'", str(error))
+            number = int(quoted[1]) if quoted else getattr(error, "errno", None)
+            if number not in UNUSABLE:
+                raise
+            self._manager.reload()
+            newest = (
+                "there is no complete one yet"
+                if self.latest is None
+                else f"the newest complete one is of step {self.latest}"
+            )
+            raise UserError(
+                f"{self.directory}: a checkpoint can't be written ({os.strerror(number)}); {newest}. "
+                "When that is mended, the same command goes on from there"
+            ) from error
 
 
 def _present(state: TrainState) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Kills, signals and resumes: the run that was interrupted is the run that was not."""
 
+import errno
 import json
 import os
 import re
@@ -137,6 +138,39 @@ def test_what_a_killed_save_left_is_removed_by_the_run_alone(tmp_path):
     saver.save(2, tiny_state(2), [], {}, None)  # waits for the removal
     saver.close()
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"1", "2"}
+
+
+FULL = (  # of a save on a full disk, shortened
+    'RESOURCE_EXHAUSTED: Error writing "skipped/0" in OCDBT database at local file "/x/": Failed writing: "/x/d/18cc": '
+    "Failed to write 8132 bytes to file 5: No space left on device [os_error_code='28']"
+)
+
+
+@pytest.mark.parametrize("error", [ValueError(FULL), OSError(errno.EDQUOT, "Disk quota exceeded")])
+def test_a_full_disk_is_one_line_that_names_what_is_left(tmp_path, monkeypatch, error):
+    saver = Checkpointer(tmp_path, keep=2)
+    saver.save(1, tiny_state(1), [], {}, None)
+    saver.wait()
+    for method in ("wait_until_finished", "save", "close"):
+
+        def fail(*_, **__):
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(saver._manager, method, fail)
+            call = {"save": lambda: saver.save(2, tiny_state(2), [], {}, None), "close": saver.close}.get(
+                method, saver.wait
+            )
+            with pytest.raises(UserError, match=rf"checkpoints: .*\({error.strerror or 'No space'}.*of step 1"):
+                call()
+    saver.close()
+
+
+def test_another_error_of_a_save_stays_what_it_is(tmp_path):
+    saver = Checkpointer(tmp_path, keep=2)
+    with pytest.raises(ValueError, match="newer"), saver._writable():
+        raise ValueError("newer")
+    saver.close()
 
 
 def test_killed_in_mid_line_of_the_metrics(reference, tmp_path):
