@@ -243,9 +243,7 @@ class MetricLogger:
             # Set aside before removing: a kill in between leaves a line twice, never nowhere.
             with self._superseded.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row) + "\n" for row in dropped)
-            tmp = self.path.with_suffix(".jsonl.tmp")
-            tmp.write_text("".join(json.dumps(kept[s]) + "\n" for s in sorted(kept)), encoding="utf-8")
-            os.replace(tmp, self.path)
+            atomic.write_text(self.path, "".join(json.dumps(kept[s]) + "\n" for s in sorted(kept)))
         return len(dropped)
 
     def _start(self, name: str, make: Callable[[], Backend]) -> None:

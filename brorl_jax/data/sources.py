@@ -22,13 +22,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from brorl_jax import rewards
+from brorl_jax.config import SOURCE_FIELDS
 from brorl_jax.data import (
     files,
     procedural,  # noqa: F401  # registers its kinds
 )
 from brorl_jax.data.records import KINDS, Record, Source, hash_records, register
-
-_COMMON: dict[str, Any] = {"kind": "", "verifier": "", "weight": 1.0, "prompt": "{question}", "heading": ""}
 
 
 def kinds() -> list[str]:
@@ -86,11 +85,11 @@ def _own_fields(name: str, config: Mapping[str, Any]) -> tuple[Any, dict[str, An
     if kind not in KINDS:
         raise ValueError(f"data source {name!r}: unknown kind {kind!r}; known: {', '.join(kinds())}")
     cls = KINDS[kind]
-    fields = {f.name for f in dataclasses.fields(cls) if f.init}
+    fields = {f.name for f in dataclasses.fields(cls) if f.init} | set(SOURCE_FIELDS)
     for key in config:
-        if key not in fields and key not in _COMMON:
-            close = difflib.get_close_matches(key, [*fields, *_COMMON], n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; fields: {', '.join(sorted({*fields, *_COMMON}))}"
+        if key not in fields:
+            close = difflib.get_close_matches(key, fields, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; fields: {', '.join(sorted(fields))}"
             raise ValueError(f"data source {name!r}: kind {kind!r} has no field {key!r}{hint}")
     missing = [
         f.name
@@ -102,7 +101,7 @@ def _own_fields(name: str, config: Mapping[str, Any]) -> tuple[Any, dict[str, An
     ]
     if missing:
         raise ValueError(f"data source {name!r}: kind {kind!r} needs {', '.join(missing)}")
-    return cls, {key: config[key] for key in config if key in fields}
+    return cls, {key: config[key] for key in config if key not in SOURCE_FIELDS}
 
 
 # --- tables ------------------------------------------------------------------------------------------------------

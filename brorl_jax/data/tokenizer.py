@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from jinja2 import TemplateError
 
-# Files that make up a tokenizer, in every layout the Hub uses; copied along when weights are exported.
+# Files that make up a tokenizer, in every layout the Hub uses: what is fetched from there.
 _TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -106,11 +106,6 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """Hash of the vocabulary and the chat template; part of the dataset fingerprint and of checkpoints."""
         return self._fingerprint
-
-    @property
-    def files(self) -> list[Path]:
-        """The files to carry along when weights are exported, sorted."""
-        return sorted({p for pattern in _TOKENIZER_FILES for p in self.directory.glob(pattern) if p.is_file()})
 
     def _template(self) -> str:
         template = self._tok.chat_template

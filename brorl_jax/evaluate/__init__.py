@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from brorl_jax import assemble, processes
+from brorl_jax import assemble, atomic, processes
 from brorl_jax.collect import graded
 from brorl_jax.config import Config
 from brorl_jax.data.tokenizer import Tokenizer
@@ -93,9 +93,7 @@ def write(workdir: str | os.PathLike[str], step: int, figures: Mapping[str, floa
 
 def write_json(path: Path, content: Any) -> Path:
     """Writes ``content`` whole or not at all."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content))
-    os.replace(temporary, path)
+    atomic.write_text(path, json.dumps(content))
     return path
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from brorl_jax import assemble, evaluate, scores
+from brorl_jax import assemble, atomic, evaluate, scores
 from brorl_jax import config as config_lib
 from brorl_jax.checkpoint import Checkpointer
 from brorl_jax.config import Config
@@ -139,10 +139,7 @@ def _resume(out: Path, identity: dict[str, Any], prompts: Mapping[str, Sequence[
     wanted = {p.id for chosen in prompts.values() for p in chosen}
     rows = {row.prompt_id: row for row in evaluate.read(out) if row.prompt_id in wanted}
     # A kill may have left half a line: rewritten, so that the next line begins on one of its own.
-    text = "".join(json.dumps(row.to_json()) + "\n" for row in rows.values())
-    temporary = out / "prompts.tmp"
-    temporary.write_text(text)
-    temporary.replace(out / "prompts.jsonl")
+    atomic.write_text(out / "prompts.jsonl", "".join(json.dumps(row.to_json()) + "\n" for row in rows.values()))
     return list(rows.values())
 
 

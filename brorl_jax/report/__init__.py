@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from brorl_jax import atomic
 from brorl_jax.report.collect import collect
 from brorl_jax.report.render import render
 from brorl_jax.report.summary import summary
@@ -28,7 +29,5 @@ def write_report(directories: Sequence[str | os.PathLike[str]], out: str | os.Pa
     path = Path(out) if out is not None else Path(directories[0]) / "report.html"
     page = render(collect(directories))
     path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = path.with_name(path.name + ".tmp")
-    tmp.write_text(page, encoding="utf-8")
-    os.replace(tmp, path)
+    atomic.write_text(path, page)
     return path

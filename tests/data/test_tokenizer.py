@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from brorl_jax.config import NEW_FAMILIES
 from brorl_jax.data.tokenizer import TRAINED_CHARACTERS, Tokenizer, train_tokenizer
+from brorl_jax.models import hf
 
 CONVERSATIONS = [
     [{"role": "user", "content": "123 + 456 ="}],
@@ -194,13 +195,14 @@ def test_carried_files_load_beside_a_model_config(tokenizer, tmp_path, family):
 
     Beside a Qwen2 model it would not (its class brings its own pre-tokenizer), so no new model is of that family.
     """
-    for file in tokenizer.files:
+    carried = [file for file in tokenizer.directory.iterdir() if file.name in hf.CARRIED]
+    for file in carried:
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "eos_token_id": 2}))
     exported = Tokenizer(tmp_path)
     assert exported.fingerprint() == tokenizer.fingerprint()
     assert exported.encode_prompt(CONVERSATIONS[1])[0].tolist() == tokenizer.encode_prompt(CONVERSATIONS[1])[0].tolist()
-    assert {f.name for f in tokenizer.files} == {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}
+    assert {file.name for file in carried} == {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}
 
 
 def test_fingerprint_follows_vocabulary_and_template(tokenizer, tokenizer_dir, tmp_path):

@@ -26,7 +26,7 @@ from brorl_jax.models.config import ModelConfig
 
 FILE, MANIFEST = "model.safetensors", "manifest.json"
 RESERVE_BYTES = 256 << 20  # left free on the file system
-_CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_CODES = {"float32": "F32", "bfloat16": "BF16"}
 
 
 @dataclasses.dataclass(frozen=True)
