@@ -70,6 +70,11 @@ def read_jsonl(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     return rows, torn
 
 
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """``path`` becomes these rows, a line each, whole or not at all."""
+    atomic.write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
 class Backend(Protocol):
     """Where metrics go besides the local file. Any call may raise."""
 
@@ -198,7 +203,7 @@ class MetricLogger:
             self._file = None
         late = {key: plain(value) for key, value in metrics.items()}
         rows[-1] |= late
-        atomic.write_text(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+        write_jsonl(self.path, rows)
         self._tell(lambda backend: backend.write(step, late))
 
     def truncate_after(self, step: int) -> int:
@@ -243,7 +248,7 @@ class MetricLogger:
             # Set aside before removing: a kill in between leaves a line twice, never nowhere.
             with self._superseded.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row) + "\n" for row in dropped)
-            atomic.write_text(self.path, "".join(json.dumps(kept[s]) + "\n" for s in sorted(kept)))
+            write_jsonl(self.path, (kept[s] for s in sorted(kept)))
         return len(dropped)
 
     def _start(self, name: str, make: Callable[[], Backend]) -> None:

@@ -154,16 +154,18 @@ def test_a_full_disk_is_one_line_that_names_what_is_left(tmp_path, monkeypatch, 
     saver = Checkpointer(tmp_path, keep=2)
     saver.save(1, tiny_state(1), [], {}, None)
     saver.wait()
-    for method in ("wait_until_finished", "save", "close"):
 
-        def fail(*_, **__):
-            raise error
+    def fail(*_, **__):
+        raise error
 
+    calls = {
+        "wait_until_finished": saver.wait,
+        "save": lambda: saver.save(2, tiny_state(2), [], {}, None),
+        "close": saver.close,
+    }
+    for method, call in calls.items():
         with monkeypatch.context() as patch:
             patch.setattr(saver._manager, method, fail)
-            call = {"save": lambda: saver.save(2, tiny_state(2), [], {}, None), "close": saver.close}.get(
-                method, saver.wait
-            )
             with pytest.raises(UserError, match=rf"checkpoints: .*\({why}\).*of step 1"):
                 call()
     saver.close()

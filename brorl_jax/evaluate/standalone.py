@@ -10,12 +10,12 @@ from typing import Any
 
 import jax
 
-from brorl_jax import assemble, atomic, evaluate, scores
+from brorl_jax import assemble, evaluate, scores
 from brorl_jax import config as config_lib
 from brorl_jax.checkpoint import Checkpointer
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError
-from brorl_jax.metrics import plain
+from brorl_jax.metrics import plain, write_jsonl
 from brorl_jax.models import sharding
 from brorl_jax.progress import Progress
 from brorl_jax.scores import Row
@@ -139,7 +139,7 @@ def _resume(out: Path, identity: dict[str, Any], prompts: Mapping[str, Sequence[
     wanted = {p.id for chosen in prompts.values() for p in chosen}
     rows = {row.prompt_id: row for row in evaluate.read(out) if row.prompt_id in wanted}
     # A kill may have left half a line: rewritten, so that the next line begins on one of its own.
-    atomic.write_text(out / "prompts.jsonl", "".join(json.dumps(row.to_json()) + "\n" for row in rows.values()))
+    write_jsonl(out / "prompts.jsonl", (row.to_json() for row in rows.values()))
     return list(rows.values())
 
 
